@@ -1,0 +1,110 @@
+"""The engine's settings: small frozen dataclasses, validated where they are made."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jaxinfer.models.config import ModelConfig
+
+SchedulingPolicy = Literal["fcfs", "priority"]
+
+
+def require_positive(name: str, value: object) -> None:
+    """Raises unless `value` is an int of at least 1 (bools are refused)."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}={value!r} must be an int")
+    if value < 1:
+        raise ValueError(f"{name}={value} must be at least 1")
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The KV pool.
+
+    Args:
+        block_size: tokens in a block (page), S.
+        num_blocks: blocks in the pool, the padding sink (block 0) included; so `num_blocks - 1` can be allocated.
+    """
+
+    block_size: int = 16
+    num_blocks: int = 1024
+
+    def __post_init__(self) -> None:
+        require_positive("block_size", self.block_size)
+        require_positive("num_blocks", self.num_blocks)
+        if self.num_blocks < 2:
+            raise ValueError(f"num_blocks={self.num_blocks} leaves nothing beside the padding block; give at least 2")
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """How much runs at once.
+
+    Args:
+        max_num_seqs: requests that may run at the same time, C.
+        max_num_batched_tokens: token budget of one step.
+        max_model_len: longest prompt plus output, in tokens.
+        policy: "fcfs", or "priority" (a lower value runs first, ties by arrival).
+        token_buckets: the step sizes that are compiled, ascending, the last at least `max_num_batched_tokens`; empty
+            when any size is as good as another (a stubbed device).
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 2048
+    policy: SchedulingPolicy = "fcfs"
+    token_buckets: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+            require_positive(name, getattr(self, name))
+        if self.max_num_seqs > self.max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_seqs={self.max_num_seqs} exceeds max_num_batched_tokens={self.max_num_batched_tokens}: "
+                "a step could not give every running request a token; lower the one or raise the other"
+            )
+        if self.policy not in ("fcfs", "priority"):
+            raise ValueError(f"policy={self.policy!r} must be 'fcfs' or 'priority'")
+        buckets = self.token_buckets
+        if list(buckets) != sorted(set(buckets)):
+            raise ValueError(f"token_buckets={buckets} must ascend without repeats")
+        if buckets and buckets[-1] < self.max_num_batched_tokens:
+            raise ValueError(
+                f"token_buckets ends at {buckets[-1]}, below max_num_batched_tokens={self.max_num_batched_tokens}"
+            )
+
+
+@dataclass(frozen=True)
+class RunnerConfig:
+    """How steps run on the device.
+
+    Args:
+        dtype: dtype name of parameters, activations and KV cache: "float32", "bfloat16" or "float16".
+        max_logprobs: most alternatives per token that `logprobs` may ask for; -1 lifts the limit.
+        enforce_eager: skip warm-up; programs compile when first needed.
+        compilation_cache_dir: folder of the persistent compile cache, or None to leave JAX's setting alone.
+        logits_processors: pure JAX functions `(logits[R, V], LogitsContext) -> logits[R, V]`, applied in order.
+    """
+
+    dtype: str = "float32"
+    max_logprobs: int = 20
+    enforce_eager: bool = False
+    compilation_cache_dir: str | None = None
+    logits_processors: tuple[Callable[..., Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("float32", "bfloat16", "float16"):
+            raise ValueError(f"dtype={self.dtype!r} must be 'float32', 'bfloat16' or 'float16'")
+        if self.max_logprobs < -1:
+            raise ValueError(f"max_logprobs={self.max_logprobs} must be -1 (no limit) or at least 0")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything an Engine and its Runner are built from."""
+
+    model: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    runner: RunnerConfig
+    seed: int = 0

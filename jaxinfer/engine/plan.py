@@ -1,0 +1,99 @@
+"""What passes between the scheduler, the runner and the commit: plans, results, and the runner's protocol."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from jaxinfer.engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRow:
+    """One request's share of a step: `num_tokens` new tokens at positions `start ..`.
+
+    Attributes:
+        request: whose row this is.
+        start: position of the first new token; the request's `num_computed_tokens` before the step.
+        num_tokens: new tokens computed, at least 1.
+        samples: the last new token is the last token of the request, so the step draws the next one.
+        num_scored: how many of the first new tokens need the log-probability of the prompt token that follows them
+            (`prompt_logprobs`); 0 for most.
+        token_on_device: the last new token is not known to the host yet; it is the slot's last drawn token.
+    """
+
+    request: Request
+    start: int
+    num_tokens: int
+    samples: bool
+    num_scored: int = 0
+    token_on_device: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: rows in execution order, decodes before prefill chunks."""
+
+    rows: tuple[ScheduledRow, ...]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowLogprobs:
+    """Raw-model log-softmax of some logits rows, as numpy arrays; Q rows, k alternatives.
+
+    Attributes:
+        token_ids: int32[Q, k], the k best ids, best first.
+        logprobs: float32[Q, k], their log-probabilities.
+        target_logprobs: float32[Q], of the sampled token (or of the prompt token that follows).
+        target_ranks: int32[Q], its 1-based rank.
+    """
+
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+    target_logprobs: np.ndarray
+    target_ranks: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What one row of the plan brought back.
+
+    Attributes:
+        token_id: the drawn token, or None when the row does not sample.
+        finite: False when the row's logits hold NaN or infinity.
+        logprobs: one entry for the drawn token when the request asks for `logprobs`, else None.
+        prompt_logprobs: `num_scored` entries when the request asks for `prompt_logprobs`, else None.
+    """
+
+    token_id: int | None
+    finite: bool = True
+    logprobs: RowLogprobs | None = None
+    prompt_logprobs: RowLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Results in the order of the plan's rows, and the time the device was busy with the step, in seconds."""
+
+    rows: tuple[RowResult, ...]
+    device_seconds: float
+
+
+class PendingStep(Protocol):
+    """A step that was dispatched; `result` waits for it and makes the one device-to-host copy."""
+
+    def result(self) -> StepResult: ...
+
+
+class Runner(Protocol):
+    """The device side as the engine sees it."""
+
+    @property
+    def num_compiled(self) -> int:
+        """Programs compiled so far; does not move after warm-up."""
+        ...
+
+    def execute(self, plan: StepPlan) -> PendingStep:
+        """Dispatches a step without waiting for it. Steps run in the order of the calls."""
+        ...

@@ -1,0 +1,90 @@
+"""A request: its tokens, its counters, its place in the pool."""
+
+import enum
+from dataclasses import dataclass, field
+
+from jaxinfer.engine.sampling_params import SamplingParams
+
+
+class RequestStatus(enum.Enum):
+    """Where a request is in its life: waiting -> running (-> waiting when preempted) -> finished."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One sequence being generated. `num_computed_tokens` chases `num_tokens`; when it has caught up a token is drawn.
+
+    With one step in flight the counters are optimistic: a drawn token that the host has not seen counts in
+    `num_tokens` (as `num_inflight`), and `num_computed_tokens` includes what is scheduled.
+
+    Attributes:
+        request_id: unique among unfinished requests.
+        prompt_token_ids: the prompt, at least one id.
+        params: how to sample.
+        arrival_time: seconds on the engine's clock.
+        max_total_tokens: the request ends with "length" when prompt plus output reach this; at most max_model_len.
+        eos_token_ids: ids that end the request with "stop" (empty under `ignore_eos`).
+        seed: 64-bit key of the request's randomness: `params.seed`, or drawn by the engine.
+        child_index: which of the `n` samples of one prompt this is.
+        priority: lower runs first under the "priority" policy.
+        output_token_ids: tokens drawn and committed.
+        num_computed_tokens: tokens whose K and V are in the pool or will be after the steps in flight.
+        num_inflight: 1 while a drawn token is still on the device, else 0.
+        block_ids: the request's block table.
+        slot: row of the per-request device state while running, else -1.
+        admission: counts admissions (1 after the first, more after preemption): device state of an earlier one is stale.
+        finish_reason: "stop", "length", "abort" or "error" once finished.
+        stop_reason: the stop string or stop token id that ended it, None for EOS.
+        error: the message of a request that ended with "error".
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    arrival_time: float
+    max_total_tokens: int
+    eos_token_ids: frozenset[int] = frozenset()
+    seed: int = 0
+    child_index: int = 0
+    priority: int = 0
+    output_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_inflight: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    slot: int = -1
+    admission: int = 0
+    status: RequestStatus = RequestStatus.WAITING
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens drawn so far, the one still on the device included."""
+        return len(self.output_token_ids) + self.num_inflight
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt plus drawn tokens, the one still on the device included."""
+        return len(self.prompt_token_ids) + self.num_output_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED
+
+    def token_ids(self, start: int, stop: int) -> list[int]:
+        """Known tokens at positions `start .. stop - 1` (prompt, then committed output)."""
+        num_prompt = len(self.prompt_token_ids)
+        if stop <= num_prompt:
+            return self.prompt_token_ids[start:stop]
+        if start >= num_prompt:
+            return self.output_token_ids[start - num_prompt : stop - num_prompt]
+        return self.prompt_token_ids[start:] + self.output_token_ids[: stop - num_prompt]

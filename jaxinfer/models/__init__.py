@@ -1,0 +1,1 @@
+"""One decoder for every family: a family is a table, not a copy (see ``families``)."""

@@ -1,0 +1,35 @@
+"""Feed-forward layers."""
+
+from collections.abc import Callable
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.linear import Linear
+
+
+def activation(name: str) -> Callable[[jax.Array], jax.Array]:
+    """The function behind a name of ``jaxinfer.models.config.ACTIVATIONS``."""
+    return {
+        "silu": jax.nn.silu,
+        "gelu": partial(jax.nn.gelu, approximate=False),
+        "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+        "relu": jax.nn.relu,
+    }[name]
+
+
+class GatedMLP(nn.Module):
+    """``down(act(gate(x)) * up(x))`` (GLU variants, arXiv:2002.05202); gate and up are one matmul of ``[2, F, D]``."""
+
+    config: ModelConfig
+    param_dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        c = self.config
+        gate_up = Linear((2, c.intermediate_size), (c.hidden_size,), c.mlp_bias, self.param_dtype, name="gate_up")(x)
+        hidden = activation(c.hidden_act)(gate_up[:, 0]) * gate_up[:, 1]
+        return Linear((c.hidden_size,), (c.intermediate_size,), c.mlp_bias, self.param_dtype, name="down")(hidden)
