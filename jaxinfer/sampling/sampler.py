@@ -1,0 +1,163 @@
+"""The sampler: logits rows -> drawn tokens and log-probabilities, on the device, one program for every mix of rows."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxinfer.sampling.batch import SamplingBatch
+from jaxinfer.sampling.logits import LogitsContext, LogitsProcessor, apply_bias, apply_penalties, keep_candidates
+from jaxinfer.sampling.noise import gumbel_noise
+from jaxinfer.sampling.state import SamplingState, record_tokens
+
+
+class Logprobs(NamedTuple):
+    """log_softmax of the raw model logits: no bias, penalty, processor, temperature or filter changes it.
+
+    All zero when no row of the step has `want_logprobs`.
+
+    Attributes:
+        target_logprobs: float32[R], of the row's target, or of the token it drew.
+        target_ranks: int32[R], 1 + the number of ids with a larger logit.
+        top_ids: int32[R, k], the k largest, best first, the lower id first among equals.
+        top_logprobs: float32[R, k].
+        log_normalizers: float32[R], log of the sum of the exponentials: `logits - log_normalizers[:, None]` are the
+            log-probabilities of the whole vocabulary.
+    """
+
+    target_logprobs: jax.Array
+    target_ranks: jax.Array
+    top_ids: jax.Array
+    top_logprobs: jax.Array
+    log_normalizers: jax.Array
+
+
+class SamplerOutput(NamedTuple):
+    """What the sampler found out about each row.
+
+    Attributes:
+        tokens: int32[R], in 0 .. V - 1; means nothing in rows that do not draw or that a flag marks.
+        finite: bool[R], False when the row's logits hold NaN or infinity, or a processor made such.
+        allowed: bool[R], False when bans left no token to draw.
+        logprobs: see Logprobs.
+    """
+
+    tokens: jax.Array
+    finite: jax.Array
+    allowed: jax.Array
+    logprobs: Logprobs
+
+
+def sample_greedy(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(tokens int32[R], finite bool[R]): the largest of each row of logits[R, V], the first among equals."""
+    tokens, _ = first_largest(logits)
+    return tokens, all_finite(logits)
+
+
+def sample(
+    logits: jax.Array,
+    batch: SamplingBatch,
+    state: SamplingState,
+    *,
+    processors: Sequence[LogitsProcessor] = (),
+    num_logprobs: int = 0,
+) -> tuple[SamplerOutput, SamplingState]:
+    """Draws a token in every row that draws, and gathers log-probabilities where they are wanted.
+
+    What a row gets does not depend on its place in the batch nor on the other rows. Work that no row asks for is
+    skipped at run time: plain temperature costs the noise, greedy rows cost an argmax.
+
+    Args:
+        logits: float32[R, V], raw model logits.
+        batch: how to treat each row.
+        state: what the device knows of each slot; drawing rows are recorded in the returned one.
+        processors: custom logits processors, applied in order (static).
+        num_logprobs: k of `top_ids` (static), at most V.
+    """
+    processed = _process(logits, batch, state, processors)
+    random = batch.draws & (batch.temperature > 0)
+    scores = lax.cond(jnp.any(random), lambda: _perturb(processed, batch, random), lambda: processed)
+    tokens, best = first_largest(scores)
+    logprobs = lax.cond(
+        jnp.any(batch.want_logprobs > 0),
+        lambda: compute_logprobs(logits, jnp.where(batch.draws, tokens, batch.target), num_logprobs),
+        lambda: _no_logprobs(logits.shape[0], num_logprobs),
+    )
+    output = SamplerOutput(
+        tokens=tokens,
+        finite=all_finite(logits) & (best < jnp.inf),
+        allowed=best != -jnp.inf,
+        logprobs=logprobs,
+    )
+    slot = jnp.where(batch.draws, batch.slot, state.last_tokens.shape[0])
+    return output, record_tokens(state, slot, tokens, batch.use_counts > 0)
+
+
+def first_largest(values: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(index int32[R] of the first largest value of each row of values[R, V], that value [R]).
+
+    Two plain reductions: XLA's CPU argmax is not vectorised and takes ten times as long. A row with NaN gives V - 1.
+    """
+    best = jnp.max(values, axis=1)
+    last = values.shape[1] - 1
+    indices = lax.broadcasted_iota(jnp.int32, values.shape, 1)
+    return jnp.min(jnp.where(values == best[:, None], indices, last), axis=1), best
+
+
+def all_finite(logits: jax.Array) -> jax.Array:
+    """bool[R], no NaN and no infinity in the row; the extremes show both."""
+    return jnp.isfinite(jnp.max(logits, axis=1)) & jnp.isfinite(jnp.min(logits, axis=1))
+
+
+def compute_logprobs(logits: jax.Array, target: jax.Array, num_logprobs: int) -> Logprobs:
+    """Log-probabilities of logits[R, V] for target[R] and for the `num_logprobs` best."""
+    normalizers = jax.nn.logsumexp(logits, axis=1)
+    target_logits = jnp.take_along_axis(logits, target[:, None], axis=1)
+    top_logits, top_ids = lax.top_k(logits, num_logprobs)
+    return Logprobs(
+        target_logprobs=target_logits[:, 0] - normalizers,
+        target_ranks=1 + jnp.sum(logits > target_logits, axis=1, dtype=jnp.int32),
+        top_ids=top_ids,
+        top_logprobs=top_logits - normalizers[:, None],
+        log_normalizers=normalizers,
+    )
+
+
+def _no_logprobs(num_rows: int, num_logprobs: int) -> Logprobs:
+    return Logprobs(
+        target_logprobs=jnp.zeros((num_rows,), jnp.float32),
+        target_ranks=jnp.zeros((num_rows,), jnp.int32),
+        top_ids=jnp.zeros((num_rows, num_logprobs), jnp.int32),
+        top_logprobs=jnp.zeros((num_rows, num_logprobs), jnp.float32),
+        log_normalizers=jnp.zeros((num_rows,), jnp.float32),
+    )
+
+
+def _process(
+    logits: jax.Array, batch: SamplingBatch, state: SamplingState, processors: Sequence[LogitsProcessor]
+) -> jax.Array:
+    """Bias, penalties and processors: what also decides a greedy row."""
+    biased = lax.cond(
+        jnp.any(batch.use_bias > 0),
+        lambda: apply_bias(logits, state.bias.at[batch.slot].get(mode="clip"), batch.use_bias),
+        lambda: logits,
+    )
+    processed = lax.cond(
+        jnp.any(batch.use_counts > 0),
+        lambda: apply_penalties(biased, state.counts.at[batch.slot].get(mode="clip"), batch),
+        lambda: biased,
+    )
+    context = LogitsContext(batch.slot, batch.position, state.counts)
+    for processor in processors:
+        processed = processor(processed, context)
+    return processed
+
+
+def _perturb(processed: jax.Array, batch: SamplingBatch, random: jax.Array) -> jax.Array:
+    """Gumbel-max: the largest of the result is a sample of the filtered softmax. Rows not `random` stay as they are."""
+    scaled = processed / jnp.where(random, batch.temperature, 1.0)[:, None]
+    candidates = keep_candidates(scaled, batch.top_k, batch.top_p, batch.min_p, random)
+    noise = gumbel_noise(batch.seed_lo, batch.seed_hi, batch.child_index, batch.position, processed.shape[1])
+    return jnp.where(random[:, None], candidates + noise, processed)
