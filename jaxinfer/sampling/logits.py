@@ -135,7 +135,7 @@ def top_p_threshold(
 
 
 def _largest_threshold(holds: Callable[[jax.Array], jax.Array], shape: tuple[int, ...]) -> jax.Array:
-    """The largest uint32 in each row for which `holds` is true, given that it is true below some point and not above."""
+    """uint32[shape], the largest for which `holds` is true, given that it is true up to some value and not above."""
 
     def try_bit(step: jax.Array, threshold: jax.Array) -> jax.Array:
         candidate = threshold | (jnp.uint32(1 << 31) >> step.astype(jnp.uint32))

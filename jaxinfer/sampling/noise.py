@@ -12,7 +12,10 @@ ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 KEY_PARITY = 0x1BD11BDA
 
 
-def threefry_2x32(key: tuple[jax.Array, jax.Array], counter: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+Words = tuple[jax.Array, jax.Array]
+
+
+def threefry_2x32(key: Words, counter: Words) -> Words:
     """Two pseudo-random words for each key and counter; all four uint32, broadcast against each other."""
     schedule = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(KEY_PARITY))
     first, second = counter[0] + schedule[0], counter[1] + schedule[1]

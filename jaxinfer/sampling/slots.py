@@ -8,7 +8,15 @@ import numpy as np
 from jaxinfer.engine.plan import ScheduledRow
 from jaxinfer.engine.request import Request
 from jaxinfer.sampling.batch import FLOAT_FIELDS, NUM_FIELDS, SamplingBatch
-from jaxinfer.sampling.bias import BiasKey, bias_key, bias_row, counts_row, has_changing_bias, has_penalties, has_static_bias
+from jaxinfer.sampling.bias import (
+    BiasKey,
+    bias_key,
+    bias_row,
+    counts_row,
+    has_changing_bias,
+    has_penalties,
+    has_static_bias,
+)
 
 _FIELD = {name: index for index, name in enumerate(SamplingBatch._fields)}
 _PER_ROW = [_FIELD[name] for name in ("slot", "target", "position")]
