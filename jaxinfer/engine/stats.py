@@ -1,0 +1,71 @@
+"""EngineStats: what the engine has done so far, and where its time went."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counts and times since the engine was made.
+
+    Attributes:
+        num_running: samples that hold a slot now.
+        num_waiting: samples that wait for one, preempted ones included.
+        num_steps: steps completed.
+        num_prompt_tokens: tokens computed that were known before the step (prompts, and what preemption repeats).
+        num_generated_tokens: tokens handed to requests.
+        num_preemptions: times a request lost its blocks and had to start over.
+        num_compiled: programs the runner has compiled.
+        busy_seconds: wall time with work in the engine, from the first dispatch to the last commit.
+        device_seconds: time the device worked on the steps.
+        schedule_seconds: host time in `Scheduler.schedule`.
+        dispatch_seconds: host time in assembling a step and handing it to the device.
+        wait_seconds: host time spent waiting for results.
+        commit_seconds: host time in appending tokens, stopping and freeing.
+        output_seconds: host time in detokenising and building outputs.
+        kv_waste_mean: time-averaged share of allocated KV slots that hold no token and are not reserved for the
+            running step, 0 to 1.
+        kv_waste_worst: the same of the worst step.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_steps: int
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    num_preemptions: int
+    num_compiled: int
+    busy_seconds: float
+    device_seconds: float
+    schedule_seconds: float
+    dispatch_seconds: float
+    wait_seconds: float
+    commit_seconds: float
+    output_seconds: float
+    kv_waste_mean: float
+    kv_waste_worst: float
+
+    @property
+    def device_share(self) -> float:
+        """Share of the busy wall time in which the device worked, 0 to 1."""
+        return min(1.0, self.device_seconds / self.busy_seconds) if self.busy_seconds > 0 else 0.0
+
+    @property
+    def host_seconds(self) -> float:
+        """Host time other than waiting for the device."""
+        return self.schedule_seconds + self.dispatch_seconds + self.commit_seconds + self.output_seconds
+
+
+@dataclass(slots=True)
+class StepClock:
+    """Running sums behind EngineStats; the engine adds to them as it goes. All in seconds."""
+
+    busy: float = 0.0
+    device: float = 0.0
+    schedule: float = 0.0
+    dispatch: float = 0.0
+    wait: float = 0.0
+    commit: float = 0.0
+    output: float = 0.0
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
