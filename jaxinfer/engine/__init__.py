@@ -1,0 +1,1 @@
+"""The engine's host side: requests, scheduling, outputs. Nothing here imports JAX."""
