@@ -1,0 +1,158 @@
+"""Opening a checkpoint: everything is known and checked, nothing is loaded."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxinfer.checkpoint import gguf_config, hf_directory
+from jaxinfer.checkpoint.gguf import read_gguf
+from jaxinfer.checkpoint.tensor import Tensor
+from jaxinfer.checkpoint.weight_map import NameStyle, Placement, embedding_name, head_name, place_weights
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.families.family import Family
+from jaxinfer.models.registry import family_of_gguf, family_of_hf_config
+
+if TYPE_CHECKING:
+    from jaxinfer.tokenizers.tokenizer import Tokenizer
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checked checkpoint whose weights are still in their files.
+
+    Args:
+        path: a GGUF file or a Hugging Face model directory.
+        model_config: the network's architecture.
+        dtype: the type its weights are meant for: "float32", "bfloat16" or "float16".
+        eos_token_ids: ids that end a generation according to config and generation config (not the tokenizer).
+        generation_config: sampling defaults that come with it, by Hugging Face's names; empty if none.
+        placements: where each tensor goes.
+        tied_head: the embedding and a head stored beside it although the config ties them; None without one.
+        metadata: a GGUF file's metadata; None for a directory.
+    """
+
+    path: Path
+    model_config: ModelConfig
+    dtype: str
+    eos_token_ids: frozenset[int]
+    generation_config: Mapping[str, Any]
+    placements: tuple[Placement, ...]
+    tied_head: tuple[Tensor, Tensor] | None = None
+    metadata: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    def tokenizer(self) -> "Tokenizer":
+        """Loads the tokenizer that lies beside or inside the weights.
+
+        Raises:
+            ValueError: there is none, or its kind is not supported.
+        """
+        if self.metadata is not None:
+            from jaxinfer.tokenizers.gguf import GGUFTokenizer
+
+            return GGUFTokenizer.from_metadata(self.metadata)
+        from jaxinfer.tokenizers.load import load_tokenizer
+
+        return load_tokenizer(self.path)
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Reads configuration and tensor tables, and checks that they belong together. No weight is read.
+
+    Args:
+        path: a GGUF file, or a directory with config.json and safetensors files (or with a single GGUF file).
+
+    Raises:
+        ValueError: not a checkpoint, unsupported, corrupt, truncated or incomplete; names the file or tensor.
+    """
+    path = Path(path)
+    if path.is_dir() and not (path / "config.json").is_file():
+        files = sorted(path.glob("*.gguf"))
+        if not files:
+            raise ValueError(f"{path} is not a model directory: it has no config.json")
+        if len(files) > 1:
+            raise ValueError(
+                f"{path} has several GGUF files; give one of them: {', '.join(file.name for file in files)}"
+            )
+        path = files[0]
+    if path.is_dir():
+        return _open_directory(path)
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist")
+    if path.suffix in hf_directory.PICKLES:
+        raise ValueError(hf_directory.pickle_refusal(path))
+    if path.suffix == ".safetensors":
+        raise ValueError(f"{path} holds weights only; give its directory, which has config.json and the tokenizer")
+    return _open_gguf(path)
+
+
+def _open_directory(path: Path) -> Checkpoint:
+    config = hf_directory.read_json(path / "config.json")
+    generation_path = path / "generation_config.json"
+    generation = hf_directory.read_json(generation_path) if generation_path.is_file() else {}
+    family = family_of_hf_config(config)
+    _warn_unknown(path / "config.json", family.unknown_keys(config))
+    try:
+        model_config = family.model_config(config)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path / 'config.json'}: {error}") from error
+    tensors = hf_directory.read_tensors(path)
+    return Checkpoint(
+        path=path,
+        model_config=model_config,
+        dtype=_declared_dtype(config) or gguf_config.stored_dtype(tensors),
+        eos_token_ids=_token_ids(config.get("eos_token_id")) | _token_ids(generation.get("eos_token_id")),
+        generation_config=generation,
+        placements=place_weights(family, model_config, tensors, "hf", path),
+        tied_head=_tied_head(family, model_config, tensors, "hf"),
+    )
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    file = read_gguf(path)
+    metadata, tensors = file.metadata, file.tensors
+    try:
+        family = family_of_gguf(str(metadata.get("general.architecture")))
+        hf_config, unknown = gguf_config.hf_config_of(metadata, tensors)
+        model_config = gguf_config.model_config_of(family, hf_config, metadata, tensors)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    _warn_unknown(path, unknown)
+    weights = {name: tensor for name, tensor in tensors.items() if name != gguf_config.ROPE_FACTORS}
+    return Checkpoint(
+        path=path,
+        model_config=model_config,
+        dtype=gguf_config.stored_dtype(weights),
+        eos_token_ids=_token_ids([metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot")]),
+        generation_config={name: metadata[key] for key, name in gguf_config.SAMPLING_KEYS.items() if key in metadata},
+        placements=place_weights(family, model_config, weights, "gguf", path),
+        metadata=metadata,
+    )
+
+
+def _tied_head(
+    family: Family, config: ModelConfig, tensors: Mapping[str, Tensor], style: NameStyle
+) -> tuple[Tensor, Tensor] | None:
+    head = tensors.get(head_name(family, style))
+    if not config.tie_word_embeddings or head is None or not head.size:
+        return None
+    return tensors[embedding_name(family, style)], head
+
+
+def _declared_dtype(config: Mapping[str, Any]) -> str | None:
+    declared = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+    return declared if declared in DTYPES else None
+
+
+def _token_ids(value: Any) -> frozenset[int]:
+    """Ids of a config entry that may be an int, a list or null; 0 is an id."""
+    values = value if isinstance(value, list | tuple) else [value]
+    return frozenset(int(item) for item in values if item is not None)
+
+
+def _warn_unknown(source: Path, keys: list[str]) -> None:
+    if keys:
+        warnings.warn(f"{source}: unknown settings are not used: {', '.join(keys)}", stacklevel=3)

@@ -1,0 +1,81 @@
+"""Safetensors files: the header is read and checked, tensors stay in the file.
+
+Format: 8 bytes little-endian header length, a JSON header ``{name: {dtype, shape, data_offsets}}``, then the data
+(https://huggingface.co/docs/safetensors). The header is parsed here because the library's numpy loader copies whole
+tensors.
+"""
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from jaxinfer.checkpoint.tensor import Tensor
+
+DTYPES: dict[str, tuple[str, Any]] = {
+    "F64": ("float64", np.float64),
+    "F32": ("float32", np.float32),
+    "F16": ("float16", np.float16),
+    "BF16": ("bfloat16", ml_dtypes.bfloat16),
+}
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Reads a file's header.
+
+    Returns:
+        Its tensors by name. No tensor data has been read.
+
+    Raises:
+        ValueError: the file is truncated or corrupt, naming the file and, where it can, the tensor.
+    """
+    header, data_start = _read_header(path)
+    data_bytes = path.stat().st_size - data_start
+    tensors = {name: _tensor(path, name, entry, data_start) for name, entry in header.items() if name != "__metadata__"}
+    end = max((tensor.offset + tensor.nbytes - data_start for tensor in tensors.values()), default=0)
+    if end > data_bytes:
+        last = max(tensors.values(), key=lambda tensor: tensor.offset + tensor.nbytes)
+        raise ValueError(
+            f"{path} is truncated: tensor {last.name!r} ends at byte {data_start + end}, the file at "
+            f"{data_start + data_bytes}; download it again"
+        )
+    return tensors
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+            raise ValueError(f"{path} is not a safetensors file or is truncated: {size} bytes, header length {length}")
+        try:
+            header = json.loads(file.read(length))
+        except ValueError as error:
+            raise ValueError(f"{path} is corrupt: its header is not JSON ({error})") from error
+    if not isinstance(header, dict):
+        raise ValueError(f"{path} is corrupt: its header is not a mapping of tensor names")
+    return header, 8 + length
+
+
+def _tensor(path: Path, name: str, entry: Any, data_start: int) -> Tensor:
+    try:
+        stored, shape, (start, end) = entry["dtype"], tuple(map(int, entry["shape"])), map(int, entry["data_offsets"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is corrupt: the header entry of tensor {name!r} is {entry!r}") from error
+    if stored not in DTYPES:
+        raise ValueError(f"{path}: tensor {name!r} has dtype {stored}, not one of the supported {', '.join(DTYPES)}")
+    dtype, storage = DTYPES[stored]
+    row_bytes = math.prod(shape[1:]) * np.dtype(storage).itemsize
+    tensor = Tensor(name, shape, dtype, path, data_start + start, row_bytes, storage)
+    if start < 0 or min(shape, default=0) < 0 or end - start != tensor.nbytes:
+        raise ValueError(
+            f"{path} is corrupt: tensor {name!r} of shape {shape} and dtype {stored} takes {tensor.nbytes} bytes, but "
+            f"its offsets are {start} to {end}"
+        )
+    return tensor

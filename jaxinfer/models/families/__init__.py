@@ -1,0 +1,1 @@
+"""One table a model family: its config keys, its weight names."""
