@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# Checks everything that a machine without a GPU can check: ruff, mypy, pytest.
+#
+#   scripts/test.sh [--deviceless] [pytest options]
+#
+# --deviceless   also compiles the engine's programs for GPUs that are not here (tests/deviceless, with the CUDA plugin
+#                of the installed JAX), and repeats the suite's core on the newest Python found with the newest JAX.
+#
+# Everything is installed into folders of this checkout (.venv, .venv-deviceless, .venv-newest). PYTHON chooses the
+# interpreter of a new .venv; JAXINFER_TEST_CACHE where tests keep the model file and compiled programs between runs.
+# Exits non-zero when any step failed; a failed step does not keep the next ones from running.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export JAX_PLATFORMS=cpu
+
+deviceless=false
+pytest_options=()
+for option in "$@"; do
+  if [ "$option" = --deviceless ]; then deviceless=true; else pytest_options+=("$option"); fi
+done
+
+failed=()
+step() { # step NAME COMMAND...: runs it and remembers a failure
+  local name=$1 begin=$SECONDS
+  shift
+  echo "== $name"
+  "$@" || failed+=("$name")
+  echo "== $name took $((SECONDS - begin)) s"
+}
+
+# install VENV PYTHON [PIP OPTIONS]: an environment with this checkout in it, made again when pyproject.toml is newer.
+install() {
+  local venv=$1 python=$2 stamp=$1/.installed
+  shift 2
+  [ -d "$venv" ] || "$python" -m venv "$venv" || return
+  if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
+    echo "== installing into $venv"
+    "$venv/bin/python" -m pip install --quiet "$@" --editable '.[test]' && touch "$stamp"
+  fi
+}
+
+version() { "$1" -c 'import sys; print("%d%02d" % sys.version_info[:2])' 2>/dev/null || echo 0; }
+
+# The newest CPython from 3.12 up, on the PATH or among pyenv's.
+newest_python() {
+  local minor candidate
+  for minor in 14 13 12; do
+    for candidate in "python3.$minor" "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3."$minor".*/bin/python; do
+      if [ "$(version "$candidate")" = "3$minor" ]; then echo "$candidate" && return; fi
+    done
+  done
+}
+
+# The CUDA plugin lies beside .venv, not in it, so that the CPU suite runs without it.
+run_deviceless() {
+  local jax folder=.venv-deviceless
+  jax=$(.venv/bin/python -c 'import importlib.metadata as m; print(m.version("jax"))') || return
+  if [ "$(cat $folder/.jax 2>/dev/null)" != "$jax" ]; then
+    rm -rf $folder
+    .venv/bin/python -m pip install --quiet --no-deps --target $folder \
+      "jax-cuda12-plugin==$jax" "jax-cuda12-pjrt==$jax" || return
+    echo "$jax" > $folder/.jax
+  fi
+  PYTHONPATH=$folder .venv/bin/python -m pytest tests/deviceless
+}
+
+run_newest() {
+  local python
+  python=$(newest_python)
+  if [ -z "$python" ] || [ "$(version "$python")" -le "$(version .venv/bin/python)" ]; then
+    echo "no Python newer than that of .venv was found: not repeated on the newest Python and JAX"
+    return
+  fi
+  install .venv-newest "$python" --upgrade || return
+  .venv-newest/bin/python -c 'import sys, jax; print("Python", sys.version.split()[0], "with jax", jax.__version__)'
+  .venv-newest/bin/python -m pytest -m "not slow and not deviceless"
+}
+
+if ! install .venv "${PYTHON:-python3}"; then
+  echo "could not install into .venv; set PYTHON to an interpreter of Python 3.11 or newer" >&2
+  exit 1
+fi
+step "ruff check" .venv/bin/ruff check .
+step "ruff format" .venv/bin/ruff format --check .
+step "mypy" .venv/bin/mypy
+if $deviceless; then
+  step "deviceless GPU compiles" run_deviceless
+  step "newest Python and JAX" run_newest
+fi
+step "pytest" .venv/bin/python -m pytest ${pytest_options[@]+"${pytest_options[@]}"}
+
+if [ ${#failed[@]} -gt 0 ]; then
+  printf 'FAILED: %s\n' "${failed[@]}" >&2
+  exit 1
+fi
