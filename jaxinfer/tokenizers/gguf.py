@@ -1,0 +1,138 @@
+"""The tokenizer inside a GGUF file, from its `tokenizer.*` metadata (ggml's gguf.md; llama.cpp is the reference)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models
+
+from jaxinfer.tokenizers.hf import HFTokenizer
+from jaxinfer.tokenizers.pre_tokenizers import WHOLE_WORD_NAMES, pre_tokenizer
+from jaxinfer.tokenizers.sentencepiece import SentencePieceTokenizer
+from jaxinfer.tokenizers.sentencepiece_model import bpe_model
+from jaxinfer.tokenizers.settings import AddedToken
+from jaxinfer.tokenizers.tokenizer import Tokenizer
+
+# tokenizer.ggml.token_type, the same numbers as in sentencepiece
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+
+_ID_KEYS = {
+    "bos_token": "tokenizer.ggml.bos_token_id",
+    "eos_token": "tokenizer.ggml.eos_token_id",
+    "unk_token": "tokenizer.ggml.unknown_token_id",
+    "sep_token": "tokenizer.ggml.seperator_token_id",  # so spelled in the format
+    "pad_token": "tokenizer.ggml.padding_token_id",
+}
+
+
+class GGUFTokenizer:
+    """Makes tokenizers from GGUF metadata; byte-level BPE (`gpt2`) and sentencepiece BPE (`llama`) models."""
+
+    @staticmethod
+    def from_metadata(fields: Mapping[str, Any]) -> Tokenizer:
+        """The tokenizer that a file's key-value fields describe.
+
+        Args:
+            fields: metadata keys -> Python values; arrays as sequences.
+
+        Raises:
+            ValueError: a field is missing, inconsistent or of a kind that is not supported; names the field.
+        """
+        model = _field(fields, "tokenizer.ggml.model")
+        if model == "gpt2":
+            return _byte_level(fields)
+        if model == "llama":
+            return _sentencepiece(fields)
+        raise ValueError(
+            f"tokenizer.ggml.model={model!r} is not supported, only 'gpt2' and 'llama' are; use the model's Hugging"
+            " Face directory, or pass a tokenizer"
+        )
+
+
+def _field(fields: Mapping[str, Any], key: str) -> Any:
+    if fields.get(key) is None:
+        raise ValueError(
+            f"GGUF field {key} is missing, without it there is no tokenizer; pass one, or get the file again"
+        )
+    return fields[key]
+
+
+def _tokens(fields: Mapping[str, Any]) -> tuple[list[str], list[int]]:
+    """Texts and types of all ids."""
+    tokens = [str(token) for token in _field(fields, "tokenizer.ggml.tokens")]
+    types = fields.get("tokenizer.ggml.token_type")
+    types = [_NORMAL] * len(tokens) if types is None else [int(kind) for kind in types]
+    if len(types) != len(tokens):
+        raise ValueError(
+            f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens; the file is damaged"
+        )
+    return tokens, types
+
+
+def _special_tokens(fields: Mapping[str, Any], tokens: list[str]) -> dict[str, str]:
+    special = {}
+    for name, key in _ID_KEYS.items():
+        token_id = fields.get(key)
+        if token_id is None:
+            continue
+        if not 0 <= int(token_id) < len(tokens):
+            raise ValueError(f"{key}={token_id} is not an id of the {len(tokens)} tokens; the file is damaged")
+        special[name] = tokens[int(token_id)]
+    return special
+
+
+def _templates(fields: Mapping[str, Any]) -> dict[str, str]:
+    prefix = "tokenizer.chat_template"
+    named = {key[len(prefix) + 1 :]: str(text) for key, text in fields.items() if key.startswith(prefix + ".")}
+    return named | ({"default": str(fields[prefix])} if prefix in fields else {})
+
+
+def _byte_level(fields: Mapping[str, Any]) -> HFTokenizer:
+    tokens, types = _tokens(fields)
+    pre = str(fields.get("tokenizer.ggml.pre") or "default")
+    splitter = pre_tokenizer(pre)
+    # A token may hold spaces of its own, so the separator is the first space after the first character.
+    merges = [(m[: m.index(" ", 1)], m[m.index(" ", 1) + 1 :]) for m in _field(fields, "tokenizer.ggml.merges")]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    try:
+        model = models.BPE(vocabulary, merges, ignore_merges=pre in WHOLE_WORD_NAMES)
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(f"tokenizer.ggml.merges does not fit tokenizer.ggml.tokens: {error}") from error
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = splitter
+    backend.decoder = decoders.ByteLevel()
+    for kinds, special in (((_CONTROL, _UNKNOWN), True), ((_USER_DEFINED,), False)):
+        chosen = [token for token, kind in zip(tokens, types, strict=True) if kind in kinds]
+        backend.add_tokens([tokenizers.AddedToken(token, normalized=False, special=special) for token in chosen])
+    return HFTokenizer(
+        backend,
+        special_tokens=_special_tokens(fields, tokens),
+        templates=_templates(fields),
+        add_bos_token=bool(fields.get("tokenizer.ggml.add_bos_token", pre in WHOLE_WORD_NAMES)),
+        add_eos_token=bool(fields.get("tokenizer.ggml.add_eos_token", False)),
+    )
+
+
+def _sentencepiece(fields: Mapping[str, Any]) -> SentencePieceTokenizer:
+    tokens, types = _tokens(fields)
+    scores = [float(score) for score in _field(fields, "tokenizer.ggml.scores")]
+    if len(scores) != len(tokens):
+        raise ValueError(
+            f"tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens; the file is damaged"
+        )
+    if _UNKNOWN not in types:
+        types[int(fields.get("tokenizer.ggml.unknown_token_id", 0))] = _UNKNOWN
+    add_prefix = bool(fields.get("tokenizer.ggml.add_space_prefix", True))
+    matched = [AddedToken(i, text) for i, text in enumerate(tokens) if types[i] == _USER_DEFINED]
+    try:
+        return SentencePieceTokenizer(
+            bpe_model(tokens, scores, types, add_dummy_prefix=add_prefix),
+            special_tokens=_special_tokens(fields, tokens),
+            added_tokens=matched,
+            templates=_templates(fields),
+            add_bos_token=bool(fields.get("tokenizer.ggml.add_bos_token", True)),
+            add_eos_token=bool(fields.get("tokenizer.ggml.add_eos_token", False)),
+            prefix_every_segment=True,
+        )
+    except ValueError as error:
+        raise ValueError(f"tokenizer.ggml.tokens: {error}") from error

@@ -1,0 +1,36 @@
+"""Finding the tokenizer that belongs to a checkpoint."""
+
+from pathlib import Path
+
+from jaxinfer.tokenizers.gguf import GGUFTokenizer
+from jaxinfer.tokenizers.hf import HFTokenizer
+from jaxinfer.tokenizers.sentencepiece import SentencePieceTokenizer
+from jaxinfer.tokenizers.tokenizer import Tokenizer
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer of a GGUF file or of a Hugging Face directory (tokenizer.json before tokenizer.model).
+
+    Raises:
+        ValueError: there is none, or it is damaged; names the path.
+    """
+    path = Path(path)
+    if path.is_file() and path.suffix == ".gguf":
+        return GGUFTokenizer.from_metadata(_gguf_metadata(path))
+    if not path.is_dir():
+        raise ValueError(f"tokenizer={str(path)!r} must be a directory with tokenizer files or a .gguf file")
+    if (path / "tokenizer.json").is_file():
+        return HFTokenizer.from_dir(path)
+    if (path / "tokenizer.model").is_file():
+        return SentencePieceTokenizer.from_dir(path)
+    raise ValueError(f"{path} has neither tokenizer.json nor tokenizer.model; add one, or pass tokenizer=")
+
+
+def _gguf_metadata(path: Path) -> dict[str, object]:
+    import gguf
+
+    try:
+        reader = gguf.GGUFReader(path)
+    except (ValueError, IndexError, OSError) as error:
+        raise ValueError(f"{path} is not a readable GGUF file: {error}") from error
+    return {key: field.contents() for key, field in reader.fields.items() if key.startswith("tokenizer.")}

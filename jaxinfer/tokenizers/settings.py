@@ -1,0 +1,120 @@
+"""The small files beside a Hugging Face tokenizer: tokenizer_config.json, special_tokens_map.json, chat templates."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """A token added to a trained vocabulary: matched in the raw text before anything else."""
+
+    id: int
+    content: str
+    special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """What the files say.
+
+    Attributes:
+        special_tokens: ``bos_token`` and the like -> text.
+        extra_special_tokens: texts of further special tokens.
+        added_tokens: tokens with explicit ids.
+        templates: chat templates by name, the main one as "default".
+        add_bos_token, add_eos_token: whether encoding adds them; None where the files do not say.
+        legacy: sentencepiece only: put a space in front of every stretch of text between special tokens, not only
+            in front of the whole text.
+    """
+
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    extra_special_tokens: tuple[str, ...] = ()
+    added_tokens: tuple[AddedToken, ...] = ()
+    templates: Mapping[str, str] = field(default_factory=dict)
+    add_bos_token: bool | None = None
+    add_eos_token: bool | None = None
+    legacy: bool = False
+
+    @classmethod
+    def from_dir(cls, path: str | Path) -> "TokenizerSettings":
+        """Reads a directory; every file is optional, tokenizer_config.json wins where two say different things.
+
+        Raises:
+            ValueError: a file is malformed; names it.
+        """
+        path = Path(path)
+        config = _read(path / "tokenizer_config.json")
+        named = {**_read(path / "special_tokens_map.json"), **{k: v for k, v in config.items() if v is not None}}
+        special = {name: text for name in _NAMES if (text := _text(named.get(name))) is not None}
+        extra = [*_as_list(named.get("additional_special_tokens")), *_as_list(named.get("extra_special_tokens"))]
+        return cls(
+            special_tokens=special,
+            extra_special_tokens=tuple(text for token in extra if (text := _text(token)) is not None),
+            added_tokens=_added_tokens(path, config),
+            templates=_templates(path, config),
+            add_bos_token=config.get("add_bos_token"),
+            add_eos_token=config.get("add_eos_token"),
+            legacy=bool(config.get("legacy", False)),
+        )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not JSON: {error}; get the file again") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} must hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+def _as_list(value: Any) -> list[Any]:
+    """The values of a list or, as newer files write it, of a mapping from name to token."""
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+def _text(token: Any) -> str | None:
+    """Text of a token given as a string or as an object with `content`."""
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
+
+
+def _added_tokens(path: Path, config: Mapping[str, Any]) -> tuple[AddedToken, ...]:
+    by_content: dict[str, AddedToken] = {}
+    for content, token_id in _read(path / "added_tokens.json").items():
+        by_content[content] = AddedToken(int(token_id), content)
+    for token_id, entry in config.get("added_tokens_decoder", {}).items():
+        flags = {name: bool(entry.get(name, False)) for name in ("special", "lstrip", "rstrip")}
+        by_content[entry["content"]] = AddedToken(int(token_id), entry["content"], **flags)
+    return tuple(by_content.values())
+
+
+def _templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates in files of their own win over those inside tokenizer_config.json."""
+    found = config.get("chat_template")
+    templates: dict[str, str] = {}
+    if isinstance(found, str):
+        templates["default"] = found
+    elif isinstance(found, list):
+        templates |= {entry["name"]: entry["template"] for entry in found}
+    elif isinstance(found, dict):
+        templates |= found
+    alone = _read(path / "chat_template.json").get("chat_template")
+    if isinstance(alone, str):
+        templates["default"] = alone
+    for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
+        templates[file.stem] = file.read_text(encoding="utf-8")
+    if (path / "chat_template.jinja").is_file():
+        templates["default"] = (path / "chat_template.jinja").read_text(encoding="utf-8")
+    return templates
