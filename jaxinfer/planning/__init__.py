@@ -1,0 +1,1 @@
+"""What fits where: memory formulas that need neither JAX nor a device."""
