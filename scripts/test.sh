@@ -7,7 +7,7 @@
 #                of the installed JAX), and repeats the suite's core on the newest Python found with the newest JAX.
 #
 # Everything is installed into folders of this checkout (.venv, .venv-deviceless, .venv-newest). PYTHON chooses the
-# interpreter of a new .venv; JAXINFER_TEST_CACHE where tests keep the model file and compiled programs between runs.
+# interpreter of a new .venv; JAXINFER_CACHE_DIR where tests keep the model file and compiled programs between runs.
 # Exits non-zero when any step failed; a failed step does not keep the next ones from running.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

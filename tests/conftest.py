@@ -4,7 +4,6 @@ Nothing below uses the code under test to make its numbers: parameter trees and 
 from the documented layouts.
 """
 
-import hashlib
 import itertools
 import json
 import os
@@ -20,27 +19,23 @@ from jaxinfer.models.config import ModelConfig
 Tree = dict[str, Any]
 
 
-def _cache_root() -> Path:
-    """Where model files and compiled programs stay between runs; programs are kept apart by CPU features."""
-    return Path(os.environ.get("JAXINFER_TEST_CACHE") or Path.home() / ".cache" / "jaxinfer-tests")
-
-
-def _cpu_key() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    flags = next((line for line in lines if line.startswith("flags")), "")
-    return hashlib.sha256(flags.encode()).hexdigest()[:12]
-
-
-# Set before JAX is imported, and inherited by the processes that tests start.
+# Model files and compiled programs stay here between runs, also those of processes that tests start.
+os.environ.setdefault("JAXINFER_CACHE_DIR", str(Path.home() / ".cache" / "jaxinfer-tests"))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_cache_root() / f"xla-{_cpu_key()}"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+
+
+def pytest_configure() -> None:
+    """Keeps compiled programs between runs: in this process only, since the engine's own default is under test."""
+    import jax
+
+    jax.config.update("jax_compilation_cache_dir", os.environ["JAXINFER_CACHE_DIR"] + "/test-programs")
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 @pytest.fixture(scope="session")
 def model_cache_dir() -> Path:
-    """The folder that built-in model names are fetched into."""
-    return _cache_root() / "models"
+    """jaxinfer's cache folder of the tests, where built-in models are fetched to."""
+    return Path(os.environ["JAXINFER_CACHE_DIR"])
 
 
 @pytest.fixture(scope="session")
