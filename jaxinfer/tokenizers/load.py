@@ -16,7 +16,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """
     path = Path(path)
     if path.is_file() and path.suffix == ".gguf":
-        return GGUFTokenizer.from_metadata(_gguf_metadata(path))
+        from jaxinfer.checkpoint.gguf import read_gguf  # its package imports JAX, which a directory does not need
+
+        return GGUFTokenizer.from_metadata(read_gguf(path).metadata)
     if not path.is_dir():
         raise ValueError(f"tokenizer={str(path)!r} must be a directory with tokenizer files or a .gguf file")
     if (path / "tokenizer.json").is_file():
@@ -24,13 +26,3 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if (path / "tokenizer.model").is_file():
         return SentencePieceTokenizer.from_dir(path)
     raise ValueError(f"{path} has neither tokenizer.json nor tokenizer.model; add one, or pass tokenizer=")
-
-
-def _gguf_metadata(path: Path) -> dict[str, object]:
-    import gguf
-
-    try:
-        reader = gguf.GGUFReader(path)
-    except (ValueError, IndexError, OSError) as error:
-        raise ValueError(f"{path} is not a readable GGUF file: {error}") from error
-    return {key: field.contents() for key, field in reader.fields.items() if key.startswith("tokenizer.")}
