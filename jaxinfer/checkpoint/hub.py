@@ -60,8 +60,8 @@ def fetch_from_hub(repo_id: str, *, revision: str | None = None, token: str | No
     except (LocalEntryNotFoundError, OSError) as error:
         raise ConnectionError(
             f"model={repo_id!r} is not in the local Hub cache and the Hub cannot be reached ({type(error).__name__}). "
-            f"Either run `hf download {repo_id}` where there is a network, bring its cache folder here and set HF_HOME to "
-            "it, or give the path of a local model directory or GGUF file"
+            f"Either run `hf download {repo_id}` where there is a network, bring its cache here and point HF_HOME "
+            "at it, or give the path of a local model directory or GGUF file"
         ) from error
 
 

@@ -31,7 +31,7 @@ class Weight:
         shape: the checkpoint tensor's shape in axis letters, e.g. ``"NH D"`` for ``[N * H, D]``. Flattened in C order
             it equals the leaf's part, so that filling is a reshape.
         part: index of the leaf that selects the part.
-        rotary: rows are rotated channels, which some GGUF files store pairwise.
+        rotary: rows are rotated channels, which some GGUF files store in pairs.
         when: whether a model of this config has the weight.
     """
 
@@ -68,7 +68,7 @@ class Family:
         ignored_keys: config keys that do not change inference.
         weights: the weight table.
         ignored_weights: endings of tensor names that carry nothing we need.
-        gguf_pairwise_rotary: GGUF files keep channel pairs of rotary weights side by side (2j, 2j + 1) instead of half a
+        gguf_pairwise_rotary: GGUF files keep channel pairs of rotary weights side by side (2j, 2j + 1), not half a
             head apart.
     """
 
