@@ -105,6 +105,6 @@ class BlockManager:
             if self._num_refs[block] != held[block]:
                 raise RuntimeError(f"block {block} counts {self._num_refs[block]} references but has {held[block]}")
             if free[block] != (0 if held[block] else 1):
-                raise RuntimeError(f"block {block} has {held[block]} owners and is {free[block]} times in the free list")
+                raise RuntimeError(f"block {block} has {held[block]} owners and is {free[block]} times free")
         if len(self._free) + len(held) != self.num_blocks:
             raise RuntimeError(f"{len(self._free)} free and {len(held)} owned blocks are not {self.num_blocks}")

@@ -19,7 +19,7 @@ class Request:
     """One sequence being generated. `num_computed_tokens` chases `num_tokens`; when it has caught up a token is drawn.
 
     With one step in flight the counters are optimistic: a drawn token that the host has not seen counts in
-    `num_tokens` (as `num_inflight`), and `num_computed_tokens` includes what is scheduled.
+    `num_tokens` (through `num_inflight`), and `num_computed_tokens` includes what is scheduled.
 
     Attributes:
         request_id: unique among unfinished requests.
@@ -33,10 +33,12 @@ class Request:
         priority: lower runs first under the "priority" policy.
         output_token_ids: tokens drawn and committed.
         num_computed_tokens: tokens whose K and V are in the pool or will be after the steps in flight.
-        num_inflight: 1 while a drawn token is still on the device, else 0.
+        num_inflight: drawn tokens the host has not seen: 0 or 1, and 2 between scheduling a step and committing the one
+            before it. The token a step draws counts as soon as the step is scheduled.
         block_ids: the request's block table.
         slot: row of the per-request device state while running, else -1.
-        admission: counts admissions (1 after the first, more after preemption): device state of an earlier one is stale.
+        order: place among all requests, set by the scheduler; the smaller goes first.
+        admission: counts admissions (above 1 after a preemption); device state of an earlier one is stale.
         finish_reason: "stop", "length", "abort" or "error" once finished.
         stop_reason: the stop string or stop token id that ended it, None for EOS.
         error: the message of a request that ended with "error".
@@ -56,6 +58,7 @@ class Request:
     num_inflight: int = 0
     block_ids: list[int] = field(default_factory=list)
     slot: int = -1
+    order: tuple[int, float, int] = (0, 0.0, 0)
     admission: int = 0
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: str | None = None

@@ -1,0 +1,65 @@
+"""The running set: requests that hold a slot, the best first."""
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from operator import attrgetter
+
+from jaxinfer.engine.request import Request, RequestStatus
+
+_order = attrgetter("order")
+
+
+class RunningSet:
+    """Requests in `Request.order`, each with a slot of its own.
+
+    Args:
+        num_slots: C, requests that may run at the same time. The lowest free slot is given first, so that a lightly
+            used engine touches few.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._requests: list[Request] = []
+        self._free_slots = list(range(num_slots))
+        self._num_sync = 0
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        """Best first. The worst may be removed while iterating: what is gone is not visited."""
+        return iter(self._requests)
+
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free_slots)
+
+    @property
+    def must_sync(self) -> bool:
+        """Some request's next draw depends on token ids that the host has to know."""
+        return self._num_sync > 0
+
+    @property
+    def worst(self) -> Request:
+        """The first to be preempted: the last in order."""
+        return self._requests[-1]
+
+    def add(self, request: Request) -> None:
+        """Gives the request the lowest free slot; there must be one."""
+        request.status = RequestStatus.RUNNING
+        request.slot = heapq.heappop(self._free_slots)
+        request.admission += 1
+        self._num_sync += _needs_host_tokens(request)
+        insort(self._requests, request, key=_order)
+
+    def remove(self, request: Request) -> None:
+        """Takes the slot away; the status is the caller's to set."""
+        del self._requests[bisect_left(self._requests, request.order, key=_order)]
+        heapq.heappush(self._free_slots, request.slot)
+        request.slot = -1
+        self._num_sync -= _needs_host_tokens(request)
+
+
+def _needs_host_tokens(request: Request) -> bool:
+    """Bad words of several tokens are matched on the host."""
+    return any(len(word) > 1 for word in request.params.bad_words_token_ids)

@@ -1,0 +1,356 @@
+"""The scheduler: which requests compute how many tokens in the next step, and what their results mean."""
+
+from collections import deque
+from typing import NamedTuple
+
+from jaxinfer.cache.block_manager import BlockManager
+from jaxinfer.config import CacheConfig, SchedulerConfig
+from jaxinfer.engine.chunk_draft import ChunkDraft, num_to_score
+from jaxinfer.engine.kv_waste import KVWaste
+from jaxinfer.engine.plan import RowResult, ScheduledRow, StepPlan, StepResult
+from jaxinfer.engine.request import Request, RequestStatus
+from jaxinfer.engine.running_set import RunningSet
+from jaxinfer.engine.scheduler_stats import SchedulerStats
+from jaxinfer.engine.waiting_queue import WaitingQueue
+
+
+class _Uncommitted(NamedTuple):
+    """A step in flight, with the allocated KV slots at its start and the tokens that fill them at its end."""
+
+    plan: StepPlan
+    num_slots: int
+    num_tokens: int
+
+
+class Scheduler:
+    """Splits each step's token budget over requests whose `num_computed_tokens` chases `num_tokens`.
+
+    There is one rule and there are no phases. Running requests that lack one token get it first; what is left is
+    shared over those that lack more (`TokenBudget`), running ones before waiting ones, in order: by arrival, under the
+    "priority" policy by priority and then arrival. The work of a step is linear in the running requests.
+
+    A request's life:
+
+    1. `add` puts it into the waiting queue, at its place in the order.
+    2. It is admitted when it is the first there, a slot is free, and so are blocks for all its tokens and for one
+       block of growth of everybody running: it gets a slot, its admission count goes up, and its first chunk is
+       scheduled.
+    3. Each step it is scheduled in moves `num_computed_tokens` at once, and blocks are appended as needed. A row that
+       reaches the last token draws the next one, which counts in `num_inflight`.
+    4. `schedule` may be called while one step is uncommitted. A request whose last token is in flight is scheduled on
+       top of it (`token_on_device`), unless that token is certain to be its last.
+    5. `commit` appends the drawn token. The caller then looks whether it ends the request and calls `finish`.
+    6. A running request that finds no free block takes those of the worst running one, which loses everything but its
+       tokens and waits in its old place; a token it has in flight is still appended by its commit, and by the time it
+       can be admitted again the host knows all its tokens. A request never takes from a better one: the worst keeps
+       its blocks and sits the step out. The best can take from all others, so every step makes progress.
+    7. `finish` and `abort`, at any moment, free slot and blocks at once. Blocks and slot may be handed out again while
+       a step with the old owner is in flight: the device runs steps in order.
+    8. Rows of finished requests in a step still in flight are dropped when it is committed.
+
+    A request ends with "length" at the latest when it alone fills the pool: `add` lowers its `max_total_tokens` to
+    that.
+
+    Args:
+        config: sizes, policy and step sizes.
+        cache: sizes of the KV pool.
+    """
+
+    def __init__(self, config: SchedulerConfig, cache: CacheConfig) -> None:
+        self.block_manager = BlockManager(cache)
+        self._config = config
+        self._block_size = cache.block_size
+        self._capacity = self.block_manager.num_blocks * cache.block_size
+        # A block's worth, but small enough that under a small budget a few long prompts leave something for others.
+        self._min_chunk = min(cache.block_size, max(1, config.max_num_batched_tokens // 32))
+        self._requests: dict[str, Request] = {}
+        self._waiting = WaitingQueue()
+        self._running = RunningSet(config.max_num_seqs)
+        self._uncommitted: deque[_Uncommitted] = deque()
+        self._waste = KVWaste()
+        self._num_added = 0
+        self._num_cached_tokens = 0
+        self._num_steps = 0
+        self._num_tokens = 0
+        self._num_preemptions = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Requests wait or run. A step may be uncommitted even when none do."""
+        return bool(self._requests)
+
+    @property
+    def must_sync(self) -> bool:
+        """The next step needs token ids on the host: commit everything before `schedule`."""
+        return self._running.must_sync
+
+    @property
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            num_blocks=self.block_manager.num_blocks,
+            num_free_blocks=self.block_manager.num_free_blocks,
+            num_steps=self._num_steps,
+            num_tokens=self._num_tokens,
+            num_preemptions=self._num_preemptions,
+            kv_waste_mean=self._waste.mean,
+            kv_waste_worst=self._waste.worst,
+        )
+
+    def check_fits(self, num_prompt_tokens: int) -> None:
+        """Refuses a prompt that the pool cannot hold even when it is alone.
+
+        Raises:
+            ValueError: with the blocks needed and available.
+        """
+        needed = self.block_manager.blocks_for(num_prompt_tokens)
+        if needed > self.block_manager.num_blocks:
+            raise ValueError(
+                f"a prompt of {num_prompt_tokens} tokens needs {needed} KV blocks of {self._block_size} tokens, but "
+                f"the pool has {self.block_manager.num_blocks} ({self._capacity} tokens); shorten the prompt, or make "
+                "the pool larger (num_gpu_blocks_override, kv_cache_memory_bytes or gpu_memory_utilization)"
+            )
+
+    def add(self, request: Request) -> None:
+        """Puts a new request into the waiting queue.
+
+        Raises:
+            ValueError: the prompt does not fit the pool or leaves no room for a token, or the id is in use.
+        """
+        num_prompt = request.num_prompt_tokens
+        self.check_fits(num_prompt)
+        if request.request_id in self._requests:
+            raise ValueError(f"request_id={request.request_id!r} belongs to an unfinished request; use another")
+        if not 0 < num_prompt < request.max_total_tokens:
+            raise ValueError(
+                f"a prompt of {num_prompt} tokens must have at least 1 and fewer than "
+                f"max_total_tokens={request.max_total_tokens}; change the prompt or raise max_model_len"
+            )
+        # The token drawn last is never computed and needs no slot.
+        request.max_total_tokens = min(request.max_total_tokens, self._capacity + 1)
+        priority = request.priority if self._config.policy == "priority" else 0
+        request.order = (priority, request.arrival_time, self._num_added)
+        self._num_added += 1
+        self._requests[request.request_id] = request
+        self._waiting.push(request)
+
+    def abort(self, request_id: str) -> Request | None:
+        """Finishes a request with "abort"; None when no unfinished request has this id."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self.finish(request, "abort")
+        return request
+
+    def finish(
+        self, request: Request, reason: str, stop_reason: int | str | None = None, error: str | None = None
+    ) -> None:
+        """Ends a request and frees all it holds. A request that has finished stays as it is.
+
+        Args:
+            reason: "stop", "length", "abort" or "error".
+            stop_reason: the stop text or stop token id.
+            error: the message for "error".
+        """
+        if request.is_finished:
+            return
+        was_running = request.status is RequestStatus.RUNNING
+        if was_running:
+            self._release(request)
+        request.status = RequestStatus.FINISHED
+        if not was_running:
+            self._waiting.note_finished()
+        request.num_inflight = 0
+        request.finish_reason, request.stop_reason, request.error = reason, stop_reason, error
+        del self._requests[request.request_id]
+
+    def schedule(self) -> StepPlan | None:
+        """Plans the next step and moves the counters as if it were done. The plan is to be executed before anything
+        else is called: it reads the requests' block tables.
+
+        Returns:
+            None when nobody can compute anything before the step in flight is committed, or at all.
+
+        Raises:
+            RuntimeError: two steps are uncommitted.
+        """
+        if len(self._uncommitted) > 1:
+            raise RuntimeError("two steps are uncommitted; commit the older one before scheduling another")
+        decodes, prefills = self._choose_decodes()
+        chunks = self._choose_chunks(prefills, len(decodes))
+        placed = self._grow_chunks(chunks[: len(prefills)], decodes)
+        placed += self._admit_chunks(chunks[len(prefills) :])
+        rows = _decode_rows(decodes) + _chunk_rows(placed)
+        if not rows:
+            return None
+        num_tokens = len(decodes) + sum(share for _, share in placed)
+        self._num_steps += 1
+        self._num_tokens += num_tokens
+        self._num_cached_tokens += num_tokens
+        plan = StepPlan(tuple(rows), num_tokens)
+        num_slots = self.block_manager.num_used_blocks * self._block_size
+        self._uncommitted.append(_Uncommitted(plan, num_slots, self._num_cached_tokens))
+        return plan
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[tuple[Request, RowResult]]:
+        """Appends the drawn tokens of the oldest uncommitted step.
+
+        Returns:
+            The rows whose requests are still unfinished. Where `finite` is False no token was appended, and the
+            caller has to finish the request before the next `schedule`; likewise where the new token ends it.
+
+        Raises:
+            ValueError: another step has to be committed first, or the results are not as many as the rows.
+        """
+        if not self._uncommitted or self._uncommitted[0].plan is not plan:
+            raise ValueError("steps are committed once each, in the order they were scheduled")
+        if len(result.rows) != len(plan.rows):
+            raise ValueError(f"{len(result.rows)} results for the {len(plan.rows)} rows of the step")
+        accepted = []
+        for row, row_result in zip(plan.rows, result.rows, strict=True):
+            request = row.request
+            if request.status is RequestStatus.FINISHED:
+                continue
+            if row.samples:
+                request.num_inflight -= 1
+                if row_result.finite:
+                    request.output_token_ids.append(_drawn_token(row_result))
+            accepted.append((request, row_result))
+        done = self._uncommitted.popleft()
+        self._waste.record(done.num_slots, done.num_tokens, result.device_seconds)
+        return accepted
+
+    def _choose_decodes(self) -> tuple[list[Request], list[Request]]:
+        """Running requests that get their one missing token, blocks for it included, and those that lack more."""
+        block_size = self._block_size
+        decodes: list[Request] = []
+        prefills: list[Request] = []
+        for request in self._running:
+            num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids) + request.num_inflight
+            if num_tokens >= request.max_total_tokens:
+                continue  # its last token is in flight
+            if num_tokens - request.num_computed_tokens > 1:
+                prefills.append(request)
+            elif num_tokens <= len(request.block_ids) * block_size or self._grow(request, num_tokens, decodes):
+                decodes.append(request)
+        return decodes, prefills
+
+    def _choose_chunks(self, prefills: list[Request], num_decodes: int) -> list[tuple[Request, int]]:
+        """Shares for all of `prefills`, then for requests taken from the waiting queue; a share may be 0."""
+        config = self._config
+        spare_rows = config.max_num_seqs - len(self._running)
+        draft = ChunkDraft(config.max_num_batched_tokens - num_decodes, spare_rows, self._min_chunk)
+        for index, request in enumerate(prefills):
+            nobody_waits = not self._waiting or not self._running.num_free_slots
+            draft.offer(request, is_last=nobody_waits and index + 1 == len(prefills))
+        if self._waiting and draft.spare_rows and draft.tokens_left:
+            self._offer_waiting(draft)
+        return draft.chunks(num_decodes, config.token_buckets)
+
+    def _offer_waiting(self, draft: ChunkDraft) -> None:
+        """Moves requests from the head of the waiting queue into the draft while they are admissible."""
+        room = self.block_manager.num_free_blocks - sum(map(self._blocks_ahead, self._running))
+        while draft.spare_rows and draft.tokens_left and (head := self._waiting.peek()) is not None:
+            room -= self._blocks_ahead(head)
+            if room < 0 or head.num_inflight:
+                break
+            self._waiting.pop()
+            draft.spare_rows -= 1
+            if not draft.offer(head, is_last=not self._waiting or not draft.spare_rows):
+                break
+
+    def _blocks_ahead(self, request: Request) -> int:
+        """Blocks that the request lacks for its tokens and for one block of growth, as far as it can grow."""
+        horizon = min(request.num_tokens + self._block_size, request.max_total_tokens - 1)
+        return max(0, self.block_manager.blocks_for(horizon) - len(request.block_ids))
+
+    def _grow_chunks(self, chunks: list[tuple[Request, int]], decodes: list[Request]) -> list[tuple[Request, int]]:
+        """Blocks for running requests' chunks; a chunk shrinks to the free blocks before anybody is preempted."""
+        placed = []
+        for request, share in chunks:
+            if request.status is not RequestStatus.RUNNING:
+                continue  # preempted by a better one of this loop
+            start = request.num_computed_tokens
+            room = (len(request.block_ids) + self.block_manager.num_free_blocks) * self._block_size - start
+            share = min(share, max(room, 1))
+            if share and self._grow(request, start + share, decodes):
+                placed.append((request, share))
+        return placed
+
+    def _admit_chunks(self, chunks: list[tuple[Request, int]]) -> list[tuple[Request, int]]:
+        """Slots and blocks for requests from the waiting queue; from the first without a share on they go back."""
+        placed: list[tuple[Request, int]] = []
+        for index, (request, share) in enumerate(chunks):
+            if not share or index > len(placed):
+                self._waiting.push(request)
+                continue
+            self._running.add(request)
+            if not self.block_manager.allocate(request, share):
+                raise RuntimeError(f"request {request.request_id!r} was admitted without free blocks")
+            placed.append((request, share))
+        return placed
+
+    def _grow(self, request: Request, num_tokens: int, decodes: list[Request]) -> bool:
+        """Gives a running request blocks for `num_tokens` tokens, taken from worse requests when too few are free.
+
+        Args:
+            decodes: requests chosen for this step, best first; those that lose their blocks are taken out.
+        """
+        while not self.block_manager.allocate(request, num_tokens):
+            worst = self._running.worst
+            if worst is request:
+                return False
+            if decodes and decodes[-1] is worst:
+                decodes.pop()
+            self._preempt(worst)
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self._release(request)
+        request.num_computed_tokens = 0
+        request.status = RequestStatus.WAITING
+        self._waiting.push(request)
+        self._num_preemptions += 1
+
+    def _release(self, request: Request) -> None:
+        """Takes slot and blocks away from a running request."""
+        self._running.remove(request)
+        self.block_manager.free(request)
+        self._num_cached_tokens -= request.num_computed_tokens
+
+
+def _drawn_token(result: RowResult) -> int:
+    if result.token_id is None:
+        raise ValueError("a row that samples brought back no token")
+    return result.token_id
+
+
+def _decode_rows(requests: list[Request]) -> list[ScheduledRow]:
+    """Rows of one token each; counts the tokens they will draw."""
+    rows = []
+    for request in requests:
+        start = request.num_computed_tokens
+        rows.append(ScheduledRow(request, start, 1, True, 0, request.num_inflight > 0))
+        request.num_computed_tokens = start + 1
+        request.num_inflight += 1
+    return rows
+
+
+def _chunk_rows(chunks: list[tuple[Request, int]]) -> list[ScheduledRow]:
+    """Rows of prefill chunks; those that reach the last known token draw the next."""
+    rows = []
+    for request, share in chunks:
+        start = request.num_computed_tokens
+        samples = start + share == request.num_tokens
+        rows.append(ScheduledRow(request, start, share, samples, min(share, num_to_score(request))))
+        request.num_computed_tokens = start + share
+        request.num_inflight += samples
+    return rows
