@@ -39,10 +39,12 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._groups: dict[str, _Group] = {}
         self._members: dict[Request, tuple[_Group, Sample]] = {}
+        self._sample_ids: set[str] = set()
         self._due: dict[str, _Group] = {}
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._groups
+        """An unfinished request or sample has this id."""
+        return request_id in self._groups or request_id in self._sample_ids
 
     def __len__(self) -> int:
         """Requests (not samples) that have not finished."""
@@ -65,14 +67,16 @@ class OutputProcessor:
         self._groups[request_id] = group
         for sample in samples:
             self._members[sample.request] = (group, sample)
+            self._sample_ids.add(sample.request.request_id)
 
     def requests(self, request_id: str) -> list[Request]:
         """The samples of a request that have not ended; none for an unknown id."""
         group = self._groups.get(request_id)
         return [] if group is None else [sample.request for sample in group.samples if not sample.is_done]
 
-    def unfinished_ids(self) -> list[str]:
-        return list(self._groups)
+    def unfinished_requests(self) -> list[Request]:
+        """All samples that have not ended."""
+        return list(self._members)
 
     def started(self, request: Request, when: float) -> None:
         """A step with this request was dispatched at `when`; only the first time counts."""
@@ -80,14 +84,16 @@ class OutputProcessor:
         if metrics.first_scheduled_time is None:
             metrics.first_scheduled_time = when
 
-    def append(self, request: Request, result: RowResult, now: float) -> str | None:
-        """Takes the token that was just appended to `request`.
+    def append(self, request: Request, result: RowResult, dispatched_at: float, now: float) -> str | None:
+        """Takes the token that was just appended to `request`, from a step dispatched and arrived at these times.
 
         Returns:
             The stop text that the token completes, else None.
         """
         group, sample = self._members[request]
         metrics = group.metrics
+        if metrics.first_scheduled_time is None:
+            metrics.first_scheduled_time = dispatched_at
         if metrics.first_token_time is None:
             metrics.first_token_time = now
         metrics.last_token_time = now
@@ -102,7 +108,7 @@ class OutputProcessor:
 
         A preempted request scores its prompt again; positions that are there already stay.
         """
-        group, sample = self._members[row.request]
+        group = self._members[row.request][0]
         scored = group.prompt_logprobs
         if scored is None:
             return
@@ -117,6 +123,7 @@ class OutputProcessor:
     def finish(self, request: Request, now: float) -> None:
         """Closes a sample whose request has ended."""
         group, sample = self._members.pop(request)
+        self._sample_ids.discard(request.request_id)
         sample.finish()
         group.num_running -= 1
         group.error = group.error or request.error

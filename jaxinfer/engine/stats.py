@@ -11,7 +11,7 @@ class EngineStats:
         num_running: samples that hold a slot now.
         num_waiting: samples that wait for one, preempted ones included.
         num_steps: steps completed.
-        num_prompt_tokens: tokens computed that were known before the step (prompts, and what preemption repeats).
+        num_computed_tokens: tokens that went through the model, what preemption repeats included.
         num_generated_tokens: tokens handed to requests.
         num_preemptions: times a request lost its blocks and had to start over.
         num_compiled: programs the runner has compiled.
@@ -30,7 +30,7 @@ class EngineStats:
     num_running: int
     num_waiting: int
     num_steps: int
-    num_prompt_tokens: int
+    num_computed_tokens: int
     num_generated_tokens: int
     num_preemptions: int
     num_compiled: int
@@ -67,5 +67,4 @@ class StepClock:
     commit: float = 0.0
     output: float = 0.0
     num_steps: int = 0
-    num_prompt_tokens: int = 0
     num_generated_tokens: int = 0

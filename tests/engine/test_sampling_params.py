@@ -1,4 +1,4 @@
-"""SamplingParams: vLLM's names, defaults and checks, and field cases 1, 2, 5, 10, 12 and 20 where they are decided here."""
+"""SamplingParams: vLLM's names, defaults and checks; field cases 1, 2, 5, 10, 12 and 20 where decided here."""
 
 import dataclasses
 

@@ -1,0 +1,289 @@
+"""The engine: requests go in, steps run, outputs come out. Host only; the device side is a Runner it is handed."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.engine.errors import EngineDeadError
+from jaxinfer.engine.intake import Intake
+from jaxinfer.engine.output_processor import OutputProcessor
+from jaxinfer.engine.outputs import RequestOutput
+from jaxinfer.engine.plan import PendingStep, RowResult, Runner, StepPlan, StepResult
+from jaxinfer.engine.request import Request, RequestStatus
+from jaxinfer.engine.sampling_params import SamplingParams
+from jaxinfer.engine.scheduler import Scheduler
+from jaxinfer.engine.stats import EngineStats, StepClock
+from jaxinfer.engine.stopping import check_stop
+from jaxinfer.tokenizers.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that was handed to the device."""
+
+    plan: StepPlan
+    pending: PendingStep
+    dispatched_at: float
+
+
+class Engine:
+    """Runs requests one step ahead: while the device works on step i + 1 the host commits step i.
+
+    A row of step i + 1 whose request turns out to have ended in step i is dropped, so what a request returns does not
+    depend on running ahead. A step that raises loses the KV cache (it is donated to every step), so it ends all
+    requests with an error and the engine is dead: later calls raise EngineDeadError. Not thread-safe.
+
+    Args:
+        config: sizes and limits.
+        runner: executes plans on the device.
+        tokenizer: for text, stop strings and bad words; None serves token ids only.
+        eos_token_ids: every id that ends a sequence, from wherever the checkpoint names it.
+        clock: seconds; all times in outputs and statistics are on it.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        tokenizer: Tokenizer | None,
+        *,
+        eos_token_ids: frozenset[int] = frozenset(),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.runner = runner
+        self.scheduler = Scheduler(config.scheduler, config.cache)
+        self._clock = clock
+        self._intake = Intake(config, tokenizer, eos_token_ids)
+        self._outputs = OutputProcessor(tokenizer)
+        self._steps: deque[_Step] = deque()
+        self._times = StepClock()
+        self._busy_since: float | None = None
+        self._is_waiting = False
+        self._failure: BaseException | None = None
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        priority: int = 0,
+        arrival_time: float | None = None,
+    ) -> None:
+        """Queues a request.
+
+        Args:
+            request_id: unique among unfinished requests.
+            prompt_token_ids: 1 to max_model_len - 1 ids of the vocabulary.
+            params: checked again and copied.
+            prompt: the prompt's text, handed through to the outputs.
+            priority: lower runs first under the "priority" policy.
+            arrival_time: on the engine's clock; None means now.
+
+        Raises:
+            ValueError: this request is refused; the others are unaffected.
+            TypeError: likewise, for a wrong type.
+            EngineDeadError: a step failed earlier.
+        """
+        self.check_alive()
+        if not isinstance(request_id, str):
+            raise TypeError(f"request_id={request_id!r} must be a str")
+        arrival = self._clock() if arrival_time is None else arrival_time
+        requests = self._intake.requests(request_id, prompt_token_ids, params, priority=priority, arrival_time=arrival)
+        for used in (request_id, *(request.request_id for request in requests)):
+            if used in self._outputs:
+                raise ValueError(f"request_id={used!r} is in use by an unfinished request; choose another")
+        for request in requests:
+            self.scheduler.add(request)
+        self._outputs.add(request_id, prompt, requests)
+
+    def abort(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
+        """Ends requests at once with finish_reason "abort" and frees what they hold. Ids that are unknown or finished
+        are passed over, and so is everything once the engine is dead.
+
+        Returns:
+            The last output of each request that was aborted.
+        """
+        now = self._clock()
+        for request_id in [request_ids] if isinstance(request_ids, str) else request_ids:
+            for request in self._outputs.requests(request_id):
+                self.scheduler.finish(request, "abort")
+                self._outputs.finish(request, now)
+        return self._outputs.take_outputs()
+
+    def has_unfinished_requests(self) -> bool:
+        return len(self._outputs) > 0
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        """Requests (prompts, not samples) that have not finished."""
+        return len(self._outputs)
+
+    @property
+    def is_dead(self) -> bool:
+        return self._failure is not None
+
+    def check_alive(self) -> None:
+        """Raises EngineDeadError, with the failure as its cause, when a step has failed."""
+        if self._failure is not None:
+            raise EngineDeadError(
+                f"the engine is dead since a step failed ({_describe(self._failure)}); make a new one"
+            ) from self._failure
+
+    def step(self) -> list[RequestOutput]:
+        """Completes one step of the device and returns what became due; the next step is dispatched before waiting.
+
+        Returns:
+            Outputs of streams with news and of requests that ended; often none while prompts are computed.
+
+        Raises:
+            EngineDeadError: an earlier step failed. A step that fails now returns every request with its error.
+        """
+        self.check_alive()
+        start = self._clock()
+        try:
+            self._fill()
+            outputs = self._complete_step() if self._steps else []
+        except Exception as failure:
+            outputs = self._die(failure)
+        except BaseException as interrupt:
+            # While waiting nothing is half done, so the step can be completed later; anywhere else it is lost.
+            if not self._is_waiting:
+                self._die(interrupt)
+            raise
+        end = self._clock()
+        self._times.busy += end - (start if self._busy_since is None else self._busy_since)
+        self._busy_since = end if self.has_unfinished_requests() else None
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """Counts and times since the engine was made. Also of a dead engine."""
+        times, scheduled = self._times, self.scheduler.stats
+        return EngineStats(
+            num_running=scheduled.num_running,
+            num_waiting=scheduled.num_waiting,
+            num_steps=times.num_steps,
+            num_computed_tokens=scheduled.num_tokens,
+            num_generated_tokens=times.num_generated_tokens,
+            num_preemptions=scheduled.num_preemptions,
+            num_compiled=self.runner.num_compiled,
+            busy_seconds=times.busy,
+            device_seconds=times.device,
+            schedule_seconds=times.schedule,
+            dispatch_seconds=times.dispatch,
+            wait_seconds=times.wait,
+            commit_seconds=times.commit,
+            output_seconds=times.output,
+            kv_waste_mean=scheduled.kv_waste_mean,
+            kv_waste_worst=scheduled.kv_waste_worst,
+        )
+
+    def _fill(self) -> None:
+        """Dispatches until one step runs and one is queued, or one alone when its tokens decide about the next."""
+        while len(self._steps) < (1 if self.scheduler.must_sync else 2):
+            start = self._clock()
+            plan = self.scheduler.schedule()
+            scheduled = self._clock()
+            self._times.schedule += scheduled - start
+            if plan is None:
+                return
+            self._steps.append(_Step(plan, self.runner.execute(plan), scheduled))
+            self._times.dispatch += self._clock() - scheduled
+
+    def _complete_step(self) -> list[RequestOutput]:
+        """Waits for the oldest step, commits it and builds the outputs that are due."""
+        step, times = self._steps[0], self._times
+        start = self._clock()
+        self._is_waiting = True
+        result = step.pending.result()
+        self._is_waiting = False
+        self._steps.popleft()
+        arrived = self._clock()
+        accepted = self.scheduler.commit(step.plan, result)
+        committed = self._clock()
+        self._score_prompts(step.plan, result)
+        for request, row in accepted:
+            self._accept(request, row, step.dispatched_at, arrived)
+        outputs = self._outputs.take_outputs()
+        times.wait += arrived - start
+        times.commit += committed - arrived
+        times.output += self._clock() - committed
+        times.device += result.device_seconds
+        times.num_steps += 1
+        return outputs
+
+    def _score_prompts(self, plan: StepPlan, result: StepResult) -> None:
+        for row, row_result in zip(plan.rows, result.rows, strict=True):
+            if row.num_scored and row_result.prompt_logprobs is not None and not row.request.is_finished:
+                self._outputs.score(row, row_result.prompt_logprobs)
+
+    def _accept(self, request: Request, row: RowResult, dispatched_at: float, now: float) -> None:
+        """Takes what one row brought: its token was appended to the request, and may end it."""
+        if not row.finite:
+            self._finish_with_error(request, _NON_FINITE.format(dtype=self.config.runner.dtype), now)
+            return
+        if row.token_id is None:
+            self._outputs.started(request, dispatched_at)
+            return
+        if request.params.allowed_token_ids is not None and not _is_permitted(request):
+            request.output_token_ids.pop()
+            self._finish_with_error(request, _NOTHING_PERMITTED, now)
+            return
+        stop = check_stop(request)
+        if stop is not None:
+            self.scheduler.finish(request, stop.reason, stop.stop_reason)
+        stop_text = self._outputs.append(request, row, dispatched_at, now)
+        self._times.num_generated_tokens += 1
+        if stop_text is not None:
+            if stop is None:
+                self.scheduler.finish(request, "stop", stop_text)
+            elif stop.reason == "length":
+                request.finish_reason, request.stop_reason = "stop", stop_text
+        if request.is_finished:
+            self._outputs.finish(request, now)
+
+    def _finish_with_error(self, request: Request, message: str, now: float) -> None:
+        self.scheduler.finish(request, "error", error=message)
+        self._outputs.finish(request, now)
+
+    def _die(self, failure: BaseException) -> list[RequestOutput]:
+        """Ends everything with the failure's message. The scheduler may be amid a change, so it is not asked."""
+        self._failure = failure
+        self._steps.clear()
+        now = self._clock()
+        for request in self._outputs.unfinished_requests():
+            request.status = RequestStatus.FINISHED
+            request.finish_reason, request.stop_reason = "error", None
+            request.error = f"the engine failed during a step and is dead ({_describe(failure)})"
+            self._outputs.finish(request, now)
+        return self._outputs.take_outputs()
+
+
+_NON_FINITE = (
+    "the model produced NaN or infinite logits for this request in dtype={dtype}; use dtype='bfloat16' or 'float32', "
+    "and check the weights for NaN"
+)
+_NOTHING_PERMITTED = "allowed_token_ids, bad_words and min_tokens together leave no token that may come next"
+
+
+def _is_permitted(request: Request) -> bool:
+    """The newest token is one that the request's rules permit. When they permit none the device draws some other."""
+    params, output = request.params, request.output_token_ids
+    token_id = output[-1]
+    if token_id not in (params.allowed_token_ids or ()):
+        return False
+    if any(tuple(output[-len(word) :]) == word for word in params.bad_words_token_ids):
+        return False
+    masked = len(output) <= params.min_tokens
+    return not (masked and (token_id in request.eos_token_ids or token_id in params.stop_token_ids))
+
+
+def _describe(failure: BaseException) -> str:
+    text = f"{type(failure).__name__}: {failure}".rstrip(": ")
+    if "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower():
+        text += "; the device ran out of memory: lower gpu_memory_utilization, max_num_batched_tokens or max_num_seqs"
+    return text
