@@ -38,6 +38,7 @@ PIECES: dict[int, bytes] = {
     22: b" London",
     23: b"London",
     24: b"\n",
+    25: b" ",
     **{30 + i: bytes([97 + i]) for i in range(26)},
 }
 VOCAB_SIZE = 64
