@@ -1,0 +1,71 @@
+"""Reading what XLA writes about a compiled GPU program: its launch list and its buffers."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_THUNK = re.compile(r"(?P<indent> *)\d+: (?P<kind>k\w+) *\[[^\]]*\] *(?P<name>\S*)")
+_ALLOCATION = re.compile(r"allocation \d+: size \d+, ?(?P<kinds>.*):$")
+_VALUE = re.compile(r" value: <\d+ (?P<name>\S+) @\d+> \(size=(?P<size>\d+),")
+
+# Thunks that hold others, and events that launch nothing on the device.
+_COMMAND_BUFFER = "kCommandBuffer"
+_GROUPS = frozenset({_COMMAND_BUFFER, "kDynamicSliceFusion", "kSequential", "kWhile", "kConditional", "kAsyncStart"})
+_EVENTS = frozenset({"kAsyncDone", "kWaitForStreams", "kEmptyThunk"})
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One thing the device is told to do.
+
+    Attributes:
+        kind: XLA's word without its k: "CustomKernel", "Kernel", "Copy", "Gemm", "CustomCall", ...
+        name: of the instruction it runs.
+        captured: it is part of a CUDA graph.
+    """
+
+    kind: str
+    name: str
+    captured: bool
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A value in memory: the instruction that makes it, and its bytes."""
+
+    name: str
+    num_bytes: int
+
+
+def parse_launches(lines: Iterable[str]) -> tuple[tuple[Launch, ...], int]:
+    """Launches in program order, and the number of command buffers (CUDA graphs), of a `thunk_sequence*.txt`."""
+    launches: list[Launch] = []
+    graph_indent: int | None = None
+    num_command_buffers = 0
+    for line in lines:
+        match = _THUNK.match(line)
+        if match is None:
+            continue
+        indent, kind = len(match["indent"]), match["kind"]
+        if graph_indent is not None and indent <= graph_indent:
+            graph_indent = None
+        if kind == _COMMAND_BUFFER:
+            graph_indent = indent
+            num_command_buffers += 1
+        if kind not in _GROUPS | _EVENTS:
+            launches.append(Launch(kind.removeprefix("k"), match["name"], graph_indent is not None))
+    return tuple(launches), num_command_buffers
+
+
+def parse_temporaries(lines: Iterable[str]) -> tuple[Buffer, ...]:
+    """Values of the scratch allocations, largest first, of a `*buffer-assignment.txt`."""
+    temporaries: list[Buffer] = []
+    is_scratch = False
+    for line in lines:
+        allocation = _ALLOCATION.match(line)
+        if allocation is not None:
+            is_scratch = "preallocated-temp" in allocation["kinds"]
+        value = _VALUE.match(line)
+        if is_scratch and value is not None:
+            temporaries.append(Buffer(value["name"], int(value["size"])))
+    return tuple(sorted(temporaries, key=lambda buffer: -buffer.num_bytes))
