@@ -87,12 +87,19 @@ def _templates(fields: Mapping[str, Any]) -> dict[str, str]:
     return named | ({"default": str(fields[prefix])} if prefix in fields else {})
 
 
+def _merge(text: str) -> tuple[str, str]:
+    # A token may hold spaces of its own, so the separator is the first space after the first character.
+    at = text.find(" ", 1)
+    if at < 0:
+        raise ValueError(f"tokenizer.ggml.merges has {text!r}, which is no pair of tokens; the file is damaged")
+    return text[:at], text[at + 1 :]
+
+
 def _byte_level(fields: Mapping[str, Any]) -> HFTokenizer:
     tokens, types = _tokens(fields)
     pre = str(fields.get("tokenizer.ggml.pre") or "default")
     splitter = pre_tokenizer(pre)
-    # A token may hold spaces of its own, so the separator is the first space after the first character.
-    merges = [(m[: m.index(" ", 1)], m[m.index(" ", 1) + 1 :]) for m in _field(fields, "tokenizer.ggml.merges")]
+    merges = [_merge(text) for text in _field(fields, "tokenizer.ggml.merges")]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     try:
         model = models.BPE(vocabulary, merges, ignore_merges=pre in WHOLE_WORD_NAMES)

@@ -29,7 +29,7 @@ def open_stream(tokenizer: Tokenizer, context: Sequence[int], *, skip_special_to
     The context decides whether the first token keeps its leading space, and bytes at its end that start a character
     are completed by the tokens that follow.
     """
-    skipped = tokenizer.all_special_ids if skip_special_tokens else frozenset()
+    skipped = frozenset(tokenizer.all_special_ids) if skip_special_tokens else frozenset()
     pieces = tokenizer.pieces if isinstance(tokenizer, HasPieces) else None
     if isinstance(pieces, BytePieces):
         return ByteStream(pieces, skipped, context)
