@@ -1,6 +1,7 @@
 """What callers get: output kinds, samples, metrics, statistics."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -40,7 +41,7 @@ def test_cumulative_outputs_are_snapshots(make_harness: Callable) -> None:
     samples = [output.outputs[0] for output in harness.run()["a"]]
     assert [len(sample.token_ids) for sample in samples] == [1, 2, 3, 4, 5, 6]
     assert [len(sample.logprobs) for sample in samples] == [1, 2, 3, 4, 5, 6]
-    assert all(late.text.startswith(early.text) for early, late in zip(samples, samples[1:], strict=False))
+    assert all(late.text.startswith(early.text) for early, late in pairwise(samples))
 
 
 @pytest.mark.parametrize("kind", [CUMULATIVE, DELTA])
