@@ -1,0 +1,67 @@
+"""jaxinfer: an LLM inference engine for JAX, with vLLM's names. A name loads what it needs when it is first used."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from jaxinfer._version import __version__
+
+if TYPE_CHECKING:
+    from jaxinfer.args import AsyncEngineArgs, EngineArgs
+    from jaxinfer.async_llm import AsyncLLM
+    from jaxinfer.async_llm import AsyncLLM as AsyncLLMEngine
+    from jaxinfer.engine.errors import EngineDeadError, EngineGenerateError
+    from jaxinfer.engine.outputs import CompletionOutput, Logprob, RequestOutput
+    from jaxinfer.engine.sampling_params import RequestOutputKind, SamplingParams
+    from jaxinfer.inputs import TextPrompt, TokensPrompt
+    from jaxinfer.llm import LLM
+    from jaxinfer.models.config import ModelConfig
+
+__all__ = [
+    "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
+    "CompletionOutput",
+    "EngineArgs",
+    "EngineDeadError",
+    "EngineGenerateError",
+    "Logprob",
+    "ModelConfig",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "TextPrompt",
+    "TokensPrompt",
+    "__version__",
+]
+
+_HOMES = {
+    "LLM": "jaxinfer.llm:LLM",
+    "AsyncEngineArgs": "jaxinfer.args:AsyncEngineArgs",
+    "AsyncLLM": "jaxinfer.async_llm:AsyncLLM",
+    "AsyncLLMEngine": "jaxinfer.async_llm:AsyncLLM",
+    "CompletionOutput": "jaxinfer.engine.outputs:CompletionOutput",
+    "EngineArgs": "jaxinfer.args:EngineArgs",
+    "EngineDeadError": "jaxinfer.engine.errors:EngineDeadError",
+    "EngineGenerateError": "jaxinfer.engine.errors:EngineGenerateError",
+    "Logprob": "jaxinfer.engine.outputs:Logprob",
+    "ModelConfig": "jaxinfer.models.config:ModelConfig",
+    "RequestOutput": "jaxinfer.engine.outputs:RequestOutput",
+    "RequestOutputKind": "jaxinfer.engine.sampling_params:RequestOutputKind",
+    "SamplingParams": "jaxinfer.engine.sampling_params:SamplingParams",
+    "TextPrompt": "jaxinfer.inputs:TextPrompt",
+    "TokensPrompt": "jaxinfer.inputs:TokensPrompt",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'jaxinfer' has no attribute {name!r}")
+    module, attribute = _HOMES[name].split(":")
+    value = getattr(import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

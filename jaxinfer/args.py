@@ -1,0 +1,166 @@
+"""EngineArgs: what an engine is made from, with vLLM's names and defaults."""
+
+import math
+import numbers
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from jaxinfer.config import require_positive
+from jaxinfer.tokenizers.tokenizer import Tokenizer
+from jaxinfer.unbuilt import UNBUILT, without_unbuilt
+
+TOKENIZER_MEMBERS = ("vocab_size", "eos_token_id", "all_special_ids", "encode", "decode", "token_text")
+_DTYPES = {"auto": "auto", "half": "float16", "float": "float32"} | {
+    name: name for name in ("float32", "bfloat16", "float16")
+}
+
+
+@dataclass(frozen=True, init=False)
+class EngineArgs:
+    """Settings of one engine, checked when they are given. `LLM` and `AsyncLLM` take the same names as keywords.
+
+    An argument of vLLM's that needs something jaxinfer does not have is refused by name, unless its value asks for
+    nothing (`tensor_parallel_size=1`); see `jaxinfer.unbuilt`. Sizes are plain ints.
+
+    Args:
+        model: folder or GGUF file, a Hub id such as "meta-llama/Llama-2-7b-hf", or "smollm2-135m-instruct". None only
+            where live parameters are given instead.
+        tokenizer: a tokenizer object, or where to read one; None takes the model's own.
+        tokenizer_mode: "auto"; the kind of tokenizer is told from its files.
+        skip_tokenizer_init: load no tokenizer; prompts must then be token ids and outputs have no text.
+        dtype: of weights, activations and cache: "float32", "bfloat16", "float16", or "auto" for float32 on the CPU
+            and the checkpoint's own elsewhere (live parameters: theirs everywhere).
+        seed: seeds the requests that bring no seed of their own, 0 to 2**63 - 1.
+        revision: branch, tag or commit of a Hub model.
+        tokenizer_revision: the same for a `tokenizer` that is a Hub id; None takes `revision`.
+        hf_token: token for a gated Hub model; True or None takes the one that `hf auth login` stored.
+        max_model_len: longest prompt plus output in tokens, at most what the model was trained for (the default).
+        max_num_seqs: requests that run at the same time; the default depends on the device.
+        max_num_batched_tokens: tokens computed in one step; the default depends on the device.
+        gpu_memory_utilization: share of the whole device's memory this engine may use, above 0 and at most 1.
+        kv_cache_memory_bytes: bytes of the KV cache; overrides `gpu_memory_utilization`.
+        num_gpu_blocks_override: blocks of the KV cache that requests can use; overrides both.
+        block_size: tokens in a block of the KV cache.
+        enforce_eager: compile each program when it is first needed, instead of all of them at the start.
+        compilation_cache_dir: folder where compiled programs are kept for the next start; None is a folder in
+            `jaxinfer.cache_dir.default_cache_dir()`, False keeps none. The setting is the process's: a folder that
+            is set in jax.config already stays.
+        logits_processors: pure JAX functions `(logits[R, V], LogitsContext) -> logits[R, V]`, applied in order.
+        scheduling_policy: "fcfs", or "priority" (lower values first).
+        max_logprobs: most alternatives per token a request may ask for, -1 for the whole vocabulary.
+        generation_config: where `get_default_sampling_params()` comes from: "auto" is the model's
+            generation_config.json, "vllm" is none (vLLM's defaults), else a folder with such a file.
+        override_generation_config: entries that replace those of the generation config.
+        disable_log_stats: do not write a line about the engine's load to the "jaxinfer" logger every ten seconds.
+        use_tqdm_on_load: show progress bars while weights are read and programs are compiled.
+
+    Raises:
+        ValueError: a value is out of range or asks for something not built, naming argument, value and remedy.
+        TypeError: an unknown argument, or a value of the wrong type.
+    """
+
+    model: str | Path | None = None
+    tokenizer: str | Path | Tokenizer | None = None
+    tokenizer_mode: str = "auto"
+    skip_tokenizer_init: bool = False
+    dtype: str = "auto"
+    seed: int = 0
+    revision: str | None = None
+    tokenizer_revision: str | None = None
+    hf_token: str | bool | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    gpu_memory_utilization: float = 0.92
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    block_size: int = 16
+    enforce_eager: bool = False
+    compilation_cache_dir: str | Path | bool | None = None
+    logits_processors: tuple[Callable[..., Any], ...] = ()
+    scheduling_policy: str = "fcfs"
+    max_logprobs: int = 20
+    generation_config: str | Path = "auto"
+    override_generation_config: Mapping[str, Any] | None = None
+    disable_log_stats: bool = False
+    use_tqdm_on_load: bool = True
+
+    def __init__(self, model: str | Path | None = None, **arguments: Any) -> None:
+        names = [item.name for item in fields(self)]
+        given = {"model": model} | without_unbuilt(arguments, names, UNBUILT)
+        for item in fields(self):
+            object.__setattr__(self, item.name, given.get(item.name, item.default))
+        self._check_numbers()
+        self._check_choices()
+
+    def _check_numbers(self) -> None:
+        sizes = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes")
+        for name in (*sizes, "num_gpu_blocks_override", "block_size"):
+            if name == "block_size" or getattr(self, name) is not None:
+                require_positive(name, getattr(self, name))
+        if isinstance(self.seed, bool) or not isinstance(self.seed, numbers.Integral):
+            raise TypeError(f"seed={self.seed!r} must be an int")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed={self.seed} must be from 0 to 2**63 - 1")
+        share = self.gpu_memory_utilization
+        is_number = isinstance(share, numbers.Real) and not isinstance(share, bool) and math.isfinite(share)
+        if not is_number or not 0 < share <= 1:
+            raise ValueError(
+                f"gpu_memory_utilization={share!r} must be a number above 0 and at most 1: the share of the whole "
+                "device's memory that this engine may use"
+            )
+        if isinstance(self.max_logprobs, bool) or not isinstance(self.max_logprobs, int):
+            raise TypeError(f"max_logprobs={self.max_logprobs!r} must be an int")
+        if self.max_logprobs < -1:
+            raise ValueError(f"max_logprobs={self.max_logprobs} must be at least 0, or -1 for the whole vocabulary")
+
+    def _check_choices(self) -> None:
+        for name in ("skip_tokenizer_init", "enforce_eager", "disable_log_stats", "use_tqdm_on_load"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name}={getattr(self, name)!r} must be True or False")
+        # jnp.float32, np.dtype("float32") and torch.float32 are welcome too.
+        dtype = self.dtype if isinstance(self.dtype, str) else getattr(self.dtype, "__name__", str(self.dtype))
+        dtype = dtype.removeprefix("torch.")
+        if dtype not in _DTYPES:
+            raise ValueError(f"dtype={self.dtype!r} is not supported; use one of {', '.join(sorted(_DTYPES))}")
+        object.__setattr__(self, "dtype", _DTYPES[dtype])
+        if self.tokenizer_mode != "auto":
+            raise ValueError(
+                f"tokenizer_mode={self.tokenizer_mode!r} is not supported: the kind of tokenizer is told from its "
+                "files. Leave it out (or give 'auto')."
+            )
+        if self.scheduling_policy not in ("fcfs", "priority"):
+            raise ValueError(f"scheduling_policy={self.scheduling_policy!r} must be 'fcfs' or 'priority'")
+        if self.compilation_cache_dir is True:
+            raise ValueError("compilation_cache_dir=True names no folder; leave it out for the default one")
+        self._check_logits_processors()
+        self._check_tokenizer()
+
+    def _check_logits_processors(self) -> None:
+        processors = tuple(self.logits_processors or ())
+        for processor in processors:
+            if isinstance(processor, type) or not callable(processor):
+                raise TypeError(
+                    f"logits_processors holds {processor!r}; give pure JAX functions (logits, context) -> logits"
+                )
+        object.__setattr__(self, "logits_processors", processors)
+
+    def _check_tokenizer(self) -> None:
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            return
+        if self.skip_tokenizer_init:
+            raise ValueError(f"tokenizer={tokenizer!r} contradicts skip_tokenizer_init=True; give only one of them")
+        missing = [name for name in TOKENIZER_MEMBERS if not hasattr(tokenizer, name)]
+        if missing and not isinstance(tokenizer, str | Path):
+            raise TypeError(
+                f"tokenizer={tokenizer!r} has no {', '.join(missing)}; give a path, or an object with the members of "
+                "jaxinfer.tokenizers.tokenizer.Tokenizer"
+            )
+
+
+@dataclass(frozen=True, init=False)
+class AsyncEngineArgs(EngineArgs):
+    """EngineArgs under the name that vLLM's asynchronous samples use."""

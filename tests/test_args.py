@@ -1,0 +1,121 @@
+"""EngineArgs: vLLM's names and defaults, checks, and refusals by name."""
+
+import dataclasses
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import jaxinfer
+from jaxinfer import AsyncEngineArgs, EngineArgs
+from jaxinfer.unbuilt import UNBUILT
+
+
+def test_defaults_are_vllms() -> None:
+    args = EngineArgs("m")
+    assert (args.model, args.dtype, args.seed, args.block_size, args.max_logprobs) == ("m", "auto", 0, 16, 20)
+    assert (args.gpu_memory_utilization, args.scheduling_policy, args.tokenizer_mode) == (0.92, "fcfs", "auto")
+    assert args.max_model_len is args.max_num_seqs is args.max_num_batched_tokens is args.tokenizer is None
+    assert not args.enforce_eager and not args.skip_tokenizer_init and args.generation_config == "auto"
+
+
+def test_arguments_are_kept_and_can_be_replaced() -> None:
+    args = AsyncEngineArgs(model="m", max_num_seqs=3, logits_processors=[abs], tensor_parallel_size=1)
+    assert (args.max_num_seqs, args.logits_processors) == (3, (abs,))
+    changed = dataclasses.replace(args, seed=5)
+    assert isinstance(changed, AsyncEngineArgs) and (changed.seed, changed.max_num_seqs) == (5, 3)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        args.seed = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("spelling", ["half", "float16", "torch.float16"])
+def test_dtype_spellings(spelling: str) -> None:
+    assert EngineArgs("m", dtype=spelling.removeprefix("torch.")).dtype == "float16"
+    assert EngineArgs("m", dtype=type("dtype", (), {"__str__": lambda self: spelling})()).dtype == "float16"
+
+
+@pytest.mark.parametrize("name", sorted(UNBUILT))
+def test_unbuilt_arguments_are_refused_by_name_unless_they_ask_for_nothing(name: str) -> None:
+    for value in UNBUILT[name].accepted:
+        assert EngineArgs("m", **{name: value}) == EngineArgs("m")
+    with pytest.raises(ValueError, match=rf"{name}='something else' is not supported: .*Leave it out"):
+        EngineArgs("m", **{name: "something else"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tensor_parallel_size", 2),
+        ("quantization", "awq"),
+        ("enable_prefix_caching", True),
+        ("kv_cache_dtype", "fp8"),
+        ("speculative_config", {"method": "ngram"}),
+        ("enable_lora", True),
+        ("trust_remote_code", True),
+        ("enable_chunked_prefill", False),
+        ("cpu_offload_gb", 0.5),
+        ("load_format", "dummy"),
+        ("tokenizer_mode", "slow"),
+    ],
+)
+def test_what_vllm_users_would_ask_for_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=name):
+        EngineArgs("m", **{name: value})
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"unknown argument max_sequences=3; .*max_num_seqs"):
+        EngineArgs("m", max_sequences=3)
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 1.5, "0.9", None, True, math.nan])
+def test_bad_memory_share(share: Any) -> None:
+    with pytest.raises(ValueError, match="gpu_memory_utilization=.*share of the whole"):
+        EngineArgs("m", gpu_memory_utilization=share)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"max_model_len": 0}, ValueError),
+        ({"max_model_len": "32K"}, TypeError),
+        ({"max_num_seqs": -1}, ValueError),
+        ({"num_gpu_blocks_override": 0}, ValueError),
+        ({"block_size": None}, TypeError),
+        ({"seed": None}, TypeError),
+        ({"seed": 2**63}, ValueError),
+        ({"max_logprobs": -2}, ValueError),
+        ({"dtype": "int8"}, ValueError),
+        ({"scheduling_policy": "lifo"}, ValueError),
+        ({"enforce_eager": 1}, TypeError),
+        ({"compilation_cache_dir": True}, ValueError),
+        ({"logits_processors": ["module.Class"]}, TypeError),
+        ({"tokenizer": object()}, TypeError),
+        ({"tokenizer": "t", "skip_tokenizer_init": True}, ValueError),
+    ],
+)
+def test_bad_values_name_the_argument(arguments: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error, match=next(iter(arguments))):
+        EngineArgs("m", **arguments)
+
+
+def test_importing_is_lazy_and_starts_nothing() -> None:
+    program = (
+        "import sys, threading, signal, os; before = dict(os.environ), signal.getsignal(signal.SIGINT)\n"
+        "import jaxinfer; assert 'jax' not in sys.modules and 'numpy' not in sys.modules\n"
+        "from jaxinfer import LLM, AsyncLLM, AsyncLLMEngine, EngineArgs, SamplingParams, TokensPrompt\n"
+        "assert AsyncLLM is AsyncLLMEngine\n"
+        "assert (dict(os.environ), signal.getsignal(signal.SIGINT)) == before and threading.active_count() == 1\n"
+        "from jax._src import xla_bridge; assert not xla_bridge.backends_are_initialized()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_public_names_exist() -> None:
+    for name in jaxinfer.__all__:
+        assert getattr(jaxinfer, name) is not None
+    assert set(jaxinfer.__all__) <= set(dir(jaxinfer))
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        jaxinfer.Nothing  # noqa: B018
