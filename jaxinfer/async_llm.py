@@ -1,0 +1,196 @@
+"""AsyncLLM: serving requests that come and go on an event loop."""
+
+import asyncio
+import uuid
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from jaxinfer.args import EngineArgs
+from jaxinfer.engine.sampling_params import SamplingParams
+from jaxinfer.engine.stats import EngineStats
+from jaxinfer.engine_thread import AsyncRequest, EngineThread
+from jaxinfer.inputs import Message, Prompt, TokenizedPrompt, render_chat, require_tokenizer, tokenize_prompt
+from jaxinfer.loading import load_engine
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.profiling import start_profile, stop_profile
+from jaxinfer.request_stream import RequestStream
+from jaxinfer.stats_log import StatsLog
+from jaxinfer.tokenizers.tokenizer import Tokenizer
+from jaxinfer.typing import Params
+from jaxinfer.unbuilt import without_unbuilt
+
+
+class AsyncLLM:
+    """A model that serves any number of concurrent requests, for use with asyncio.
+
+    The engine runs in one background thread, which starts with the first request and ends with `shutdown()`, when the
+    object is dropped, or with the interpreter. Requests may come from several event loops.
+
+    Args:
+        model, model_config, params, engine_args: as for `LLM`.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        model_config: ModelConfig | None = None,
+        params: Params | None = None,
+        **engine_args: Any,
+    ) -> None:
+        args = EngineArgs(model, **engine_args)
+        self._parts = load_engine(args, model_config, params)
+        self._thread = EngineThread(self._parts.engine, StatsLog(None if args.disable_log_stats else 10.0))
+        self._stop = weakref.finalize(self, _close, self._thread, self._parts)
+
+    @classmethod
+    def from_engine_args(
+        cls, engine_args: EngineArgs, *, model_config: ModelConfig | None = None, params: Params | None = None
+    ) -> "AsyncLLM":
+        """The same from an `EngineArgs` or `AsyncEngineArgs`."""
+        arguments = {item.name: getattr(engine_args, item.name) for item in fields(engine_args)}
+        return cls(**arguments, model_config=model_config, params=params)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        **unbuilt: Any,
+    ) -> RequestStream:
+        """Completes one prompt. Nothing happens before the result is iterated or awaited.
+
+        `async for output in llm.generate(...)` yields outputs until `output.finished`: the text so far, or what is
+        new under `SamplingParams(output_kind=RequestOutputKind.DELTA)`. A consumer that is slower than the engine gets
+        fewer, larger ones. `await llm.generate(...)` returns the finished output.
+
+        The request is aborted when its consumer is cancelled (`asyncio.wait_for` included), closes it or drops it.
+
+        Args:
+            prompt: a str, a list of token ids, `{"prompt": str}` or `{"prompt_token_ids": [...]}`.
+            sampling_params: None takes `get_default_sampling_params()`; what is given is taken as it is.
+            request_id: unique among unfinished requests; None makes one.
+            priority: lower first, under `scheduling_policy="priority"`.
+            unbuilt: vLLM's keywords for what is not built (`lora_request`, ...); anything but None is refused.
+
+        Raises:
+            ValueError: a keyword is refused; and at the first iteration: the request is refused, for being too long
+                for instance.
+            TypeError: likewise, for a wrong type.
+            EngineDeadError: while iterating: a step failed, or the engine was shut down.
+        """
+        without_unbuilt(unbuilt)
+        tokenizer = self._parts.tokenizer
+        return self._stream(lambda: tokenize_prompt(prompt, tokenizer), sampling_params, request_id, priority)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Message] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        priority: int = 0,
+        **unbuilt: Any,
+    ) -> RequestStream:
+        """Answers one conversation; the arguments are those of `LLM.chat`, the result is that of `generate`."""
+        without_unbuilt(unbuilt)
+        options = dict(chat_template_kwargs or {})
+        options |= {
+            "chat_template": chat_template,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+        }
+        tokenizer = self._parts.tokenizer
+        return self._stream(lambda: render_chat(messages, tokenizer, **options), sampling_params, request_id, priority)
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Ends requests; their streams yield a last output with finish_reason "abort". Unknown ids are fine."""
+        ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        await asyncio.wrap_future(self._thread.abort(ids))
+
+    async def get_tokenizer(self) -> Tokenizer:
+        """Raises ValueError when the engine has none."""
+        return require_tokenizer(self._parts.tokenizer, "get_tokenizer()")
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What is used without `sampling_params`: the model's generation config over vLLM's defaults."""
+        return self._parts.default_sampling_params()
+
+    async def update_params(self, params: Params) -> None:
+        """Swaps the model's parameters between two steps. Requests under way go on with the new ones, over the keys
+        and values they have.
+
+        Raises:
+            ValueError: a leaf is missing, too many, or of another shape or dtype; nothing is changed.
+        """
+        await asyncio.wrap_future(self._thread.call(lambda: self._parts.update_params(params)))
+
+    def stats(self) -> EngineStats:
+        """Counts and times since the start."""
+        return self._parts.engine.stats()
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError when the engine serves no more."""
+        await asyncio.wrap_future(self._thread.call(self._parts.engine.check_alive))
+
+    async def start_profile(self, trace_dir: str | Path | None = None) -> Path:
+        """Begins a JAX trace; see `LLM.start_profile`."""
+        return start_profile(trace_dir)
+
+    async def stop_profile(self) -> None:
+        """Ends the trace and writes it."""
+        stop_profile()
+
+    def shutdown(self) -> None:
+        """Ends the engine after its current step and frees its memory; unfinished requests fail with
+        EngineDeadError, as do later ones. May be called again."""
+        self._stop()
+
+    def __enter__(self) -> "AsyncLLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    async def __aenter__(self) -> "AsyncLLM":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def _stream(
+        self,
+        tokenize: Callable[[], TokenizedPrompt],
+        sampling_params: SamplingParams | None,
+        request_id: str | None,
+        priority: int,
+    ) -> RequestStream:
+        def prepare() -> AsyncRequest:
+            params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+            if not isinstance(params, SamplingParams):
+                raise TypeError(f"sampling_params={params!r} must be SamplingParams, one for this prompt")
+            chosen = uuid.uuid4().hex if request_id is None else request_id
+            return AsyncRequest(chosen, tokenize(), params, priority)
+
+        return RequestStream(self._thread, prepare, self)
+
+
+def _close(thread: EngineThread, parts: Any) -> None:
+    thread.stop()
+    parts.close()

@@ -1,0 +1,118 @@
+"""One call of LLM.generate: its requests from the first token to the last output."""
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from jaxinfer.engine.engine import Engine
+from jaxinfer.engine.errors import EngineDeadError
+from jaxinfer.engine.outputs import CompletionOutput, RequestOutput
+from jaxinfer.engine.sampling_params import RequestOutputKind, SamplingParams
+from jaxinfer.inputs import TokenizedPrompt
+from jaxinfer.interrupt import DeferredInterrupt
+from jaxinfer.progress import RequestProgress
+from jaxinfer.stats_log import StatsLog
+
+_Item = TypeVar("_Item")
+
+
+class BatchRun:
+    """Serves the prompts of one call.
+
+    Args:
+        engine: nobody else steps it meanwhile.
+        log: told after every step.
+        counter: makes the request ids.
+    """
+
+    def __init__(self, engine: Engine, log: StatsLog, counter: Iterator[int]) -> None:
+        self._engine = engine
+        self._log = log
+        self._counter = counter
+        self._places: dict[str, int] = {}
+
+    def serve(
+        self,
+        items: Sequence[TokenizedPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams],
+        priorities: Sequence[int] | None,
+        progress: RequestProgress,
+    ) -> list[RequestOutput]:
+        """One finished output for each prompt, in order; see `LLM.generate`."""
+        self._engine.check_alive()
+        params = _one_each("sampling_params", sampling_params, SamplingParams, len(items))
+        ranks = [0] * len(items) if priorities is None else _one_each("priority", priorities, int, len(items))
+        outputs: dict[int, RequestOutput] = {}
+        try:
+            with DeferredInterrupt() as interrupt:
+                self._add(items, params, ranks, outputs)
+                while self._places:
+                    self._step(outputs, progress)
+                    interrupt.check()
+        except BaseException:
+            with contextlib.suppress(EngineDeadError):
+                self._engine.abort(list(self._places))
+            raise
+        _warn_of_errors(outputs)
+        return [outputs[place] for place in range(len(items))]
+
+    def _add(
+        self,
+        items: Sequence[TokenizedPrompt],
+        params: Sequence[SamplingParams],
+        ranks: Sequence[int],
+        outputs: dict[int, RequestOutput],
+    ) -> None:
+        """Queues every prompt that can be served; the others get their output at once."""
+        # Only the end is wanted: spare the engine the outputs before it.
+        finals = {id(one): replace(one, output_kind=RequestOutputKind.FINAL_ONLY) for one in params}
+        refusals: list[ValueError] = []
+        for place, (item, one, rank) in enumerate(zip(items, params, ranks, strict=True)):
+            request_id = str(next(self._counter))
+            self._places[request_id] = place
+            try:
+                self._engine.add_request(request_id, item.token_ids, finals[id(one)], prompt=item.text, priority=rank)
+            except ValueError as error:
+                del self._places[request_id]
+                refusals.append(error)
+                outputs[place] = _refused(request_id, item, one, str(error))
+        if refusals and not self._places:
+            raise refusals[0]
+
+    def _step(self, outputs: dict[int, RequestOutput], progress: RequestProgress) -> None:
+        for output in self._engine.step():
+            place = self._places.pop(output.request_id, None)
+            if place is not None:
+                outputs[place] = output
+                progress.finished(output)
+        self._log.tick(self._engine)
+
+
+def _one_each(name: str, given: _Item | Sequence[_Item], kind: type[_Item], count: int) -> list[_Item]:
+    """`given` as a list with one entry for each prompt."""
+    values = [given] * count if isinstance(given, kind) else given
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise TypeError(f"{name}={given!r} must be a {kind.__name__}, or a list with one for each prompt")
+    for value in values:
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} holds {value!r}, not a {kind.__name__}")
+    if len(values) != count:
+        raise ValueError(f"{name} has {len(values)} entries for {count} prompts; give one for each, or a single one")
+    return list(values)
+
+
+def _refused(request_id: str, item: TokenizedPrompt, params: SamplingParams, error: str) -> RequestOutput:
+    samples = [CompletionOutput(index=index, text="", token_ids=[], finish_reason="error") for index in range(params.n)]
+    return RequestOutput(request_id, item.text, item.token_ids, outputs=samples, finished=True, error=error)
+
+
+def _warn_of_errors(outputs: dict[int, RequestOutput]) -> None:
+    failed = [(place, output.error) for place, output in sorted(outputs.items()) if output.error is not None]
+    if failed:
+        place, error = failed[0]
+        warnings.warn(
+            f"{len(failed)} of {len(outputs)} prompts ended with an error; the first is prompt {place}: {error}",
+            stacklevel=5,
+        )

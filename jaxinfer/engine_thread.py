@@ -1,0 +1,187 @@
+"""The engine's thread: steps an Engine in the background and hands its outputs to event loops."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from jaxinfer.engine.engine import Engine
+from jaxinfer.engine.errors import EngineDeadError
+from jaxinfer.engine.outputs import RequestOutput
+from jaxinfer.engine.sampling_params import SamplingParams
+from jaxinfer.inputs import TokenizedPrompt
+from jaxinfer.mailbox import Mailbox
+from jaxinfer.stats_log import StatsLog
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncRequest:
+    """What a consumer asks for."""
+
+    request_id: str
+    prompt: TokenizedPrompt
+    params: SamplingParams
+    priority: int
+
+
+class EngineThread:
+    """Owns an Engine. All work on it happens in one thread, which takes commands between two steps and sleeps while
+    there is nothing to do. It starts with the first command.
+
+    Args:
+        engine: nobody else may step it.
+        log: told after every step.
+    """
+
+    def __init__(self, engine: Engine, log: StatsLog) -> None:
+        self._engine = engine
+        self._log = log
+        self._commands: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._thread: threading.Thread | None = None
+        self._start_lock = threading.Lock()
+        self._stopping = False
+        self._closed = False
+        self._failure: BaseException | None = None
+
+    def call(self, function: Callable[[], Any]) -> Future[Any]:
+        """Has the thread call `function` between two steps. The result is an EngineDeadError once the thread ended."""
+        future: Future[Any] = Future()
+        self._start()
+        self._commands.put((future, function))
+        if self._closed:
+            self._refuse_commands()
+        return future
+
+    def add(self, request: AsyncRequest, mailbox: Mailbox) -> None:
+        """Queues a request; outputs and errors go to the mailbox."""
+
+        def add() -> None:
+            prompt = request.prompt
+            self._engine.add_request(
+                request.request_id, prompt.token_ids, request.params, prompt=prompt.text, priority=request.priority
+            )
+            self._mailboxes[request.request_id] = mailbox
+
+        def report(future: Future[Any]) -> None:
+            error = future.exception()
+            if error is not None:
+                mailbox.fail(error)
+                self._wake([mailbox])
+
+        self.call(add).add_done_callback(report)
+
+    def abandon(self, request_id: str, mailbox: Mailbox) -> None:
+        """Drops a request that nobody waits for. Takes no lock: garbage collection may call it at any moment."""
+
+        def drop() -> None:
+            if self._mailboxes.get(request_id) is mailbox:
+                del self._mailboxes[request_id]
+                self._engine.abort([request_id])
+
+        self._commands.put((Future(), drop))
+
+    def abort(self, request_ids: Iterable[str]) -> Future[Any]:
+        """Ends requests with finish_reason "abort"; unknown ids are fine."""
+        ids = list(request_ids)
+        return self.call(lambda: self._deliver(self._engine.abort(ids)))
+
+    def stop(self) -> None:
+        """Ends the thread after its current step; requests under way fail with EngineDeadError. Idempotent."""
+        with self._start_lock:
+            thread = self._thread
+            if thread is None:
+                self._closed = True
+                return
+        self._commands.put((Future(), self._request_stop))
+        if thread is not threading.current_thread():
+            thread.join()
+
+    def _start(self) -> None:
+        with self._start_lock:
+            if self._thread is None and not self._closed:
+                # A daemon, so that a forgotten engine does not keep the interpreter from ending.
+                self._thread = threading.Thread(target=self._run, name="jaxinfer-engine", daemon=True)
+                self._thread.start()
+
+    def _request_stop(self) -> None:
+        self._stopping = True
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._run_commands()
+                if not self._stopping and self._engine.has_unfinished_requests():
+                    self._deliver(self._engine.step())
+                    self._log.tick(self._engine)
+        except BaseException as error:
+            self._failure = error
+        self._closed = True
+        self._refuse_commands()
+        mailboxes, self._mailboxes = list(self._mailboxes.values()), {}
+        for mailbox in mailboxes:
+            mailbox.fail(self._dead_error())
+        self._wake(mailboxes)
+
+    def _run_commands(self) -> None:
+        """Runs every command there is; waits for one while the engine has nothing to do."""
+        idle = not self._engine.has_unfinished_requests()
+        with contextlib.suppress(Empty):
+            while True:
+                future, function = self._commands.get(block=idle)
+                idle = False
+                if future.set_running_or_notify_cancel():
+                    try:
+                        future.set_result(function())
+                    except BaseException as error:
+                        future.set_exception(error)
+
+    def _refuse_commands(self) -> None:
+        with contextlib.suppress(Empty):
+            while True:
+                future, _ = self._commands.get(block=False)
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(self._dead_error())
+
+    def _dead_error(self) -> EngineDeadError:
+        error = EngineDeadError(str(self._failure or "the engine has been shut down; make a new one"))
+        error.__cause__ = self._failure
+        return error
+
+    def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
+        woken = []
+        for output in outputs:
+            mailbox = self._mailboxes.get(output.request_id)
+            if mailbox is None:
+                continue
+            if output.finished:
+                del self._mailboxes[output.request_id]
+            if mailbox.put(output):
+                woken.append(mailbox)
+        self._wake(woken)
+
+    def _wake(self, mailboxes: list[Mailbox]) -> None:
+        """One call into each event loop, however many of its consumers have news."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[Mailbox]] = {}
+        for mailbox in mailboxes:
+            by_loop.setdefault(mailbox.loop, []).append(mailbox)
+        for loop, waiting in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_wake_all, waiting)
+            except RuntimeError:  # the loop is closed: nobody will ever read these
+                self._forget(waiting)
+
+    def _forget(self, mailboxes: list[Mailbox]) -> None:
+        lost = [request_id for request_id, mailbox in self._mailboxes.items() if mailbox in mailboxes]
+        for request_id in lost:
+            del self._mailboxes[request_id]
+        self._engine.abort(lost)
+
+
+def _wake_all(mailboxes: list[Mailbox]) -> None:
+    for mailbox in mailboxes:
+        mailbox.wake()

@@ -1,0 +1,70 @@
+"""Parameters that the caller's process holds already: checked against the decoder's tree, used without a copy."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.decoder import param_shapes
+from jaxinfer.typing import Params
+
+
+def match_params(params: Params, config: ModelConfig, dtype: str) -> Params:
+    """The tree as plain nested dicts of device arrays. Leaves that are jax.Arrays stay the same arrays.
+
+    Args:
+        params: tree of `jaxinfer.models.decoder.init_params`; leaves are jax.Arrays or numpy arrays.
+        config: the architecture.
+        dtype: dtype name that every leaf has.
+
+    Raises:
+        ValueError: a leaf is missing, too many, or of another shape or dtype; it is named.
+    """
+    if isinstance(params, Mapping) and set(params) == {"params"}:
+        raise ValueError("params has the single entry 'params'; pass variables['params'], the parameters themselves")
+    return _match(params, param_shapes(config, jax.numpy.dtype(dtype)), "")
+
+
+def dtype_of_params(params: Params) -> str:
+    """dtype name of the first leaf.
+
+    Raises:
+        ValueError: there is no array.
+    """
+    for leaf in jax.tree.leaves(params):
+        if isinstance(leaf, jax.Array | np.ndarray):
+            return leaf.dtype.name
+    raise ValueError("params holds no array; give the tree that jaxinfer.models.decoder.init_params makes")
+
+
+def _match(given: Any, expected: Any, path: str) -> Any:
+    if isinstance(expected, Mapping):
+        if not isinstance(given, Mapping):
+            raise ValueError(f"params{_at(path)} is {type(given).__name__}, not a mapping with {', '.join(expected)}")
+        for name in given:
+            if name not in expected:
+                raise ValueError(f"params has the leaf or branch {_join(path, name)!r}, which this model does not have")
+        for name in expected:
+            if name not in given:
+                raise ValueError(f"params has no {_join(path, name)!r}, which this model needs")
+        return {name: _match(given[name], expected[name], _join(path, name)) for name in expected}
+    if not isinstance(given, jax.Array | np.ndarray):
+        raise ValueError(f"params{_at(path)} is {type(given).__name__}, not an array")
+    if given.shape != expected.shape:
+        raise ValueError(f"params{_at(path)} has shape {given.shape}; this model needs {expected.shape}")
+    if given.dtype != expected.dtype:
+        raise ValueError(
+            f"params{_at(path)} has dtype {given.dtype}, not {expected.dtype}; cast all leaves alike with "
+            "jax.tree.map(lambda leaf: leaf.astype(...), params)"
+        )
+    return given if isinstance(given, jax.Array) else jax.device_put(given)
+
+
+def _join(path: str, name: object) -> str:
+    return f"{path}/{name}" if path else str(name)
+
+
+def _at(path: str) -> str:
+    return f" at {path!r}" if path else ""

@@ -1,0 +1,210 @@
+"""LLM: generating text for many prompts at once, from a script."""
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from jaxinfer.args import EngineArgs
+from jaxinfer.batch_run import BatchRun
+from jaxinfer.engine.outputs import RequestOutput
+from jaxinfer.engine.sampling_params import SamplingParams
+from jaxinfer.engine.stats import EngineStats
+from jaxinfer.inputs import (
+    Message,
+    Prompt,
+    TokenizedPrompt,
+    conversation_list,
+    prompt_list,
+    render_chat,
+    require_tokenizer,
+    tokenize_prompt,
+)
+from jaxinfer.loading import load_engine
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.profiling import start_profile, stop_profile
+from jaxinfer.progress import RequestProgress
+from jaxinfer.stats_log import StatsLog
+from jaxinfer.tokenizers.tokenizer import Tokenizer
+from jaxinfer.typing import Params
+from jaxinfer.unbuilt import without_unbuilt
+
+
+class LLM:
+    """A model ready to generate, from a checkpoint or from live parameters.
+
+    Deleting it, or `shutdown()`, frees its memory. Calls from several threads are served one after the other.
+
+    Args:
+        model: see `EngineArgs`, which has all further keywords (`dtype`, `max_model_len`, `max_num_seqs`, ...).
+        model_config: architecture of `params`; only with them.
+        params: a parameter tree in place of a checkpoint; arrays on the device are used without a copy.
+            Without `tokenizer` and without `model`, prompts have to be token ids and outputs have no text; with
+            `model`, its tokenizer and generation config are used but not its weights.
+        engine_args: keywords of `EngineArgs`.
+
+    Raises:
+        ValueError: an argument, the checkpoint or the parameters do not fit; says which and what to do.
+        TypeError: an argument of the wrong type, or an unknown one.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        model_config: ModelConfig | None = None,
+        params: Params | None = None,
+        **engine_args: Any,
+    ) -> None:
+        args = EngineArgs(model, **{"disable_log_stats": True} | engine_args)
+        self._parts = load_engine(args, model_config, params)
+        self._log = StatsLog(None if args.disable_log_stats else 10.0)
+        self._counter = itertools.count()
+        self._lock = threading.RLock()
+
+    @classmethod
+    def from_engine_args(
+        cls, engine_args: EngineArgs, *, model_config: ModelConfig | None = None, params: Params | None = None
+    ) -> "LLM":
+        """The same from an `EngineArgs`."""
+        arguments = {item.name: getattr(engine_args, item.name) for item in fields(engine_args)}
+        return cls(**arguments, model_config=model_config, params=params)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        priority: Sequence[int] | None = None,
+        **unbuilt: Any,
+    ) -> list[RequestOutput]:
+        """Completes prompts.
+
+        Args:
+            prompts: a str, a non-empty list of token ids, `{"prompt": str}`, `{"prompt_token_ids": [...]}`, or a list
+                of those. An empty list is a call without prompts.
+            sampling_params: for all prompts, or one for each. None takes `get_default_sampling_params()`; what is
+                given is taken as it is, nothing is filled in from the model's generation config.
+            use_tqdm: show a progress bar; a callable makes another kind of bar.
+            priority: one for each prompt, lower first, under `scheduling_policy="priority"`.
+            unbuilt: vLLM's keywords for what is not built (`lora_request`, ...); anything but None is refused.
+
+        Returns:
+            One finished output for each prompt, in their order. A prompt of several that cannot be served (empty, too
+            long, asking for what this model has not) comes back with `error` set and finish_reason "error", and so
+            does a request whose computation failed; a warning says how many.
+
+        Raises:
+            ValueError: no prompt can be served, or lengths do not match.
+            TypeError: a prompt or a parameter of the wrong type; nothing is generated.
+            EngineDeadError: a step failed earlier, or `shutdown()` was called.
+            KeyboardInterrupt: on Ctrl-C, between two steps; the requests are dropped and the engine stays usable.
+        """
+        without_unbuilt(unbuilt)
+        items = [tokenize_prompt(prompt, self._parts.tokenizer) for prompt in prompt_list(prompts)]
+        return self._serve(items, sampling_params, use_tqdm, priority)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Message] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        priority: Sequence[int] | None = None,
+        **unbuilt: Any,
+    ) -> list[RequestOutput]:
+        """Answers one conversation or several; otherwise like `generate`.
+
+        Args:
+            messages: `[{"role": ..., "content": ...}, ...]`, or a list of such lists.
+            chat_template: Jinja template in place of the model's.
+            add_generation_prompt: end the prompt with the header of the assistant's answer.
+            continue_final_message: continue the last message instead; needs `add_generation_prompt=False`.
+            tools: descriptions of functions, for templates that show them.
+            chat_template_kwargs: further variables of the template.
+
+        Raises:
+            ValueError: also when the template refuses the messages, or there is none.
+        """
+        without_unbuilt(unbuilt)
+        options = dict(chat_template_kwargs or {})
+        options |= {
+            "chat_template": chat_template,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+        }
+        items = [render_chat(item, self._parts.tokenizer, **options) for item in conversation_list(messages)]
+        return self._serve(items, sampling_params, use_tqdm, priority)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Raises ValueError when the engine has none."""
+        return require_tokenizer(self._parts.tokenizer, "get_tokenizer()")
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What is used without `sampling_params`: the model's generation config over vLLM's defaults."""
+        return self._parts.default_sampling_params()
+
+    def update_params(self, params: Params) -> None:
+        """Swaps the model's parameters; the next step uses the new ones. Arrays on the device are not copied.
+
+        Raises:
+            ValueError: a leaf is missing, too many, or of another shape or dtype; nothing is changed.
+        """
+        with self._lock:
+            self._parts.update_params(params)
+
+    def stats(self) -> EngineStats:
+        """Counts and times since the start."""
+        return self._parts.engine.stats()
+
+    def start_profile(self, trace_dir: str | Path | None = None) -> Path:
+        """Begins a JAX trace of everything the process does, written to a new folder by `stop_profile()`.
+
+        Returns:
+            The folder, which TensorBoard and Perfetto read: `trace_dir`, or one in the cache folder.
+        """
+        return start_profile(trace_dir)
+
+    def stop_profile(self) -> None:
+        """Ends the trace and writes it."""
+        stop_profile()
+
+    def shutdown(self) -> None:
+        """Frees the engine's memory now; later calls raise EngineDeadError."""
+        with self._lock:
+            self._parts.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def _serve(
+        self,
+        items: Sequence[TokenizedPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool | Callable[..., Any],
+        priority: Sequence[int] | None,
+    ) -> list[RequestOutput]:
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
+        with self._lock:
+            run = BatchRun(self._parts.engine, self._log, self._counter)
+            progress = RequestProgress(len(items), use_tqdm)
+            try:
+                return run.serve(items, sampling_params, priority, progress)
+            finally:
+                progress.close()

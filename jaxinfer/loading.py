@@ -1,0 +1,147 @@
+"""From EngineArgs to a running engine: model, tokenizer, parameters, pool, runner."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxinfer.args import EngineArgs
+from jaxinfer.cache_dir import default_cache_dir
+from jaxinfer.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from jaxinfer.checkpoint.load import load_params, resolve_dtype
+from jaxinfer.checkpoint.resolve import resolve_model
+from jaxinfer.config import EngineConfig
+from jaxinfer.engine.engine import Engine
+from jaxinfer.engine.errors import EngineDeadError
+from jaxinfer.engine.sampling_params import SamplingParams
+from jaxinfer.generation_config import end_ids, read_generation_config, sampling_defaults
+from jaxinfer.live_params import dtype_of_params, match_params
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.runner.compile_cache import enable_compile_cache
+from jaxinfer.runner.runner import ModelRunner
+from jaxinfer.sizing import engine_config
+from jaxinfer.tokenizers.load import load_tokenizer
+from jaxinfer.tokenizers.tokenizer import Tokenizer
+from jaxinfer.typing import Params
+
+logger = logging.getLogger("jaxinfer")
+
+
+class EngineParts:
+    """What a front door owns.
+
+    Args:
+        engine: serves requests.
+        runner: the engine's device side.
+        tokenizer: None when only token ids are served.
+        defaults: fields of SamplingParams that the model's generation config sets.
+    """
+
+    def __init__(
+        self, engine: Engine, runner: ModelRunner, tokenizer: Tokenizer | None, defaults: Mapping[str, Any]
+    ) -> None:
+        self._engine: Engine | None = engine
+        self._runner = runner
+        self._defaults = defaults
+        self.tokenizer = tokenizer
+
+    @property
+    def engine(self) -> Engine:
+        """Raises EngineDeadError after `close`."""
+        if self._engine is None:
+            raise EngineDeadError("the engine has been shut down; make a new one")
+        return self._engine
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What requests get that bring no parameters."""
+        return SamplingParams(**self._defaults)
+
+    def update_params(self, params: Params) -> None:
+        """Checks new parameters and swaps them; to be called between two steps."""
+        config = self.engine.config
+        self._runner.update_params(match_params(params, config.model, config.runner.dtype))
+
+    def close(self) -> None:
+        """Frees the device memory that is the engine's own. Idempotent."""
+        if self._engine is not None:
+            self._engine = None
+            self._runner.shutdown()
+
+
+def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Params | None) -> EngineParts:
+    """Makes an engine, warmed up unless `args.enforce_eager`.
+
+    Args:
+        args: checked settings.
+        model_config: architecture of `params`; None where `args.model` says it.
+        params: live parameters; None reads the checkpoint's.
+
+    Raises:
+        ValueError: something does not fit, by name.
+        ConnectionError: the model has to be downloaded and the network does not answer.
+    """
+    _check_source(args, model_config, params)
+    checkpoint = None if args.model is None else open_checkpoint(_find(args.model, args.revision, args))
+    model = model_config or (checkpoint.model_config if checkpoint else None)
+    assert model is not None
+    generation = read_generation_config(args.generation_config, checkpoint.generation_config if checkpoint else {})
+    defaults = sampling_defaults({**generation, **(args.override_generation_config or {})})
+    tokenizer = _tokenizer(args, checkpoint)
+    ends = _end_ids(checkpoint, tokenizer) | end_ids(generation)
+    config, weights = _config_and_params(args, model, checkpoint, params)
+    if config.runner.compilation_cache_dir is not None:
+        enable_compile_cache(config.runner.compilation_cache_dir)
+    runner = ModelRunner(config, weights)
+    if not args.enforce_eager:
+        runner.warm_up(progress=args.use_tqdm_on_load)
+    engine = Engine(config, runner, tokenizer, eos_token_ids=ends)
+    if defaults:
+        logger.info("sampling defaults from the generation config, for calls without sampling_params: %s", defaults)
+    return EngineParts(engine, runner, tokenizer, defaults)
+
+
+def _check_source(args: EngineArgs, model_config: ModelConfig | None, params: Params | None) -> None:
+    if params is None and args.model is None:
+        raise ValueError("model=None: give a model, or params with model_config")
+    if params is None and model_config is not None:
+        raise ValueError("model_config without params: a checkpoint brings its own architecture; leave it out")
+    if params is not None and model_config is None and args.model is None:
+        raise ValueError("params without model_config: say what the parameters are with model_config=ModelConfig(...)")
+
+
+def _find(model: str | Path, revision: str | None, args: EngineArgs) -> Path:
+    token = args.hf_token if isinstance(args.hf_token, str) else None
+    return resolve_model(model, revision=revision, token=token, cache_dir=default_cache_dir())
+
+
+def _tokenizer(args: EngineArgs, checkpoint: Checkpoint | None) -> Tokenizer | None:
+    if args.skip_tokenizer_init:
+        return None
+    if args.tokenizer is None:
+        return checkpoint.tokenizer() if checkpoint else None
+    if isinstance(args.tokenizer, str | Path):
+        return load_tokenizer(_find(args.tokenizer, args.tokenizer_revision or args.revision, args))
+    return args.tokenizer
+
+
+def _end_ids(checkpoint: Checkpoint | None, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Every id that anything names as an end; 0 is an id like any other."""
+    named = checkpoint.eos_token_ids if checkpoint else frozenset()
+    own = tokenizer.eos_token_id if tokenizer else None
+    return named if own is None else named | {own}
+
+
+def _config_and_params(
+    args: EngineArgs, model: ModelConfig, checkpoint: Checkpoint | None, params: Params | None
+) -> tuple[EngineConfig, Params]:
+    """The sizes are settled before weights are read, so that what cannot fit fails at once."""
+    import jax
+
+    if params is not None:
+        dtype = dtype_of_params(params) if args.dtype == "auto" else args.dtype
+        params = match_params(params, model, dtype)
+        return engine_config(args, model, dtype, loaded=params), params
+    assert checkpoint is not None
+    dtype = resolve_dtype(args.dtype, checkpoint.dtype, jax.default_backend())
+    config = engine_config(args, model, dtype, loaded=None)
+    return config, load_params(checkpoint, dtype, progress=args.use_tqdm_on_load)

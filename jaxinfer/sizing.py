@@ -1,0 +1,160 @@
+"""How large an engine is: what runs at once, how long requests may be, how many KV blocks there are."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import jax
+
+from jaxinfer.args import EngineArgs
+from jaxinfer.cache_dir import default_cache_dir
+from jaxinfer.config import CacheConfig, EngineConfig, RunnerConfig, SchedulerConfig
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.decoder import param_shapes
+from jaxinfer.planning.host_memory import host_memory
+from jaxinfer.planning.memory import (
+    DeviceBudget,
+    cpu_num_kv_blocks,
+    kv_block_bytes,
+    num_kv_blocks,
+    num_kv_blocks_in,
+    num_kv_blocks_override,
+)
+from jaxinfer.runner.buckets import token_buckets
+from jaxinfer.typing import Params
+
+CPU_CONCURRENCY = (32, 512)
+GPU_CONCURRENCY = (256, 8192)
+LARGE_GPU_CONCURRENCY = (1024, 16384)
+"""Defaults of (max_num_seqs, max_num_batched_tokens). On the CPU more rows gain nothing and every step size costs
+about a second to compile."""
+LARGE_GPU_BYTES = 70 * 2**30
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes of the device that runs the model, before this engine has put anything there."""
+
+    total: int
+    free: int
+
+
+def engine_config(args: EngineArgs, model: ModelConfig, dtype: str, loaded: Params | None) -> EngineConfig:
+    """The complete configuration.
+
+    Args:
+        args: checked settings; those left open are chosen here.
+        model: the architecture.
+        dtype: dtype name of parameters, activations and cache.
+        loaded: live parameters that are in the device's memory already; None when they will be loaded.
+
+    Raises:
+        ValueError: a request of `max_model_len` tokens cannot fit, or sizes contradict each other.
+    """
+    platform = jax.default_backend()
+    memory = device_memory(platform)
+    max_model_len = _max_model_len(args, model)
+    max_num_seqs, max_num_batched_tokens = _concurrency(args, platform, memory)
+    scheduler = SchedulerConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        policy="priority" if args.scheduling_policy == "priority" else "fcfs",
+        token_buckets=token_buckets(max_num_seqs, max_num_batched_tokens),
+    )
+    weights = tree_bytes(jax.tree.leaves(param_shapes(model, jax.numpy.dtype(dtype))))
+    free = memory.free + (weights if loaded is not None else 0)
+    budget = DeviceBudget(
+        total_bytes=memory.total,
+        free_bytes=min(free, memory.total),
+        weight_bytes=weights,
+        activation_bytes=activation_bytes(model, scheduler, dtype),
+        utilization=args.gpu_memory_utilization,
+    )
+    return EngineConfig(
+        model=model,
+        cache=CacheConfig(args.block_size, _num_blocks(args, model, dtype, scheduler, budget, platform)),
+        scheduler=scheduler,
+        runner=RunnerConfig(
+            dtype=dtype,
+            max_logprobs=args.max_logprobs,
+            enforce_eager=args.enforce_eager,
+            compilation_cache_dir=_compilation_cache_dir(args),
+            logits_processors=args.logits_processors,
+        ),
+        seed=args.seed,
+    )
+
+
+def device_memory(platform: str) -> DeviceMemory:
+    """Memory of JAX's default device; of the machine where that is the CPU."""
+    if platform == "cpu":
+        host = host_memory()
+        return DeviceMemory(host.total_bytes, host.available_bytes)
+    stats = jax.local_devices()[0].memory_stats()
+    return DeviceMemory(stats["bytes_limit"], stats["bytes_limit"] - stats["bytes_in_use"])
+
+
+def tree_bytes(leaves: Iterable[jax.ShapeDtypeStruct]) -> int:
+    """Bytes of arrays of these shapes."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
+def activation_bytes(model: ModelConfig, scheduler: SchedulerConfig, dtype: str) -> int:
+    """Bound of what a step holds beside weights and cache, in bytes: a few copies of the widest activation of its
+    tokens, and float32 logits of its rows with the sampler's copies and counts of them."""
+    width = max(2 * model.intermediate_size, model.hidden_size) + 2 * model.num_attention_heads * model.head_dim
+    tokens = 4 * scheduler.max_num_batched_tokens * width * jax.numpy.dtype(dtype).itemsize
+    return tokens + 6 * scheduler.max_num_seqs * model.vocab_size * 4
+
+
+def _max_model_len(args: EngineArgs, model: ModelConfig) -> int:
+    longest = model.max_position_embeddings
+    if args.max_model_len is None:
+        return longest
+    if args.max_model_len > longest:
+        raise ValueError(
+            f"max_model_len={args.max_model_len} exceeds the {longest} positions the model was trained for; lower it"
+        )
+    return args.max_model_len
+
+
+def _concurrency(args: EngineArgs, platform: str, memory: DeviceMemory) -> tuple[int, int]:
+    """max_num_seqs and max_num_batched_tokens: as given, else the device's defaults, else what fits what is given."""
+    seqs, tokens = GPU_CONCURRENCY
+    if platform == "cpu":
+        seqs, tokens = CPU_CONCURRENCY
+    elif memory.total >= LARGE_GPU_BYTES:
+        seqs, tokens = LARGE_GPU_CONCURRENCY
+    if args.max_num_seqs is not None:
+        tokens = max(tokens, args.max_num_seqs)
+    if args.max_num_batched_tokens is not None:
+        tokens = args.max_num_batched_tokens
+    return args.max_num_seqs or min(seqs, tokens), tokens
+
+
+def _num_blocks(
+    args: EngineArgs, model: ModelConfig, dtype: str, scheduler: SchedulerConfig, budget: DeviceBudget, platform: str
+) -> int:
+    if args.num_gpu_blocks_override is not None:
+        return num_kv_blocks_override(args.num_gpu_blocks_override)
+    block_bytes = kv_block_bytes(model, args.block_size, dtype)
+    longest = scheduler.max_model_len
+    if args.kv_cache_memory_bytes is not None:
+        return num_kv_blocks_in(
+            args.kv_cache_memory_bytes, block_bytes=block_bytes, block_size=args.block_size, max_model_len=longest
+        )
+    if platform == "cpu":
+        return cpu_num_kv_blocks(
+            budget,
+            block_bytes=block_bytes,
+            block_size=args.block_size,
+            max_model_len=longest,
+            max_num_seqs=scheduler.max_num_seqs,
+        )
+    return num_kv_blocks(budget, block_bytes=block_bytes, block_size=args.block_size, max_model_len=longest)
+
+
+def _compilation_cache_dir(args: EngineArgs) -> str | None:
+    if args.compilation_cache_dir is False:
+        return None
+    return str(args.compilation_cache_dir or default_cache_dir() / "programs")
