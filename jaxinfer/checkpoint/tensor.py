@@ -51,11 +51,17 @@ class Tensor:
 
         Returns:
             Array `[stop - start, *shape[1:]]`; read-only and mapped, or float32 if the tensor is quantised.
+
+        Raises:
+            ValueError: the file is no longer what it was when the tensor was found.
         """
         count = stop - start
         if not count or not self.row_bytes:
             return np.empty((count, *self.shape[1:]), np.float32)
-        mapped = np.memmap(self.path, np.uint8, "r", self.offset + start * self.row_bytes, (count, self.row_bytes))
+        try:
+            mapped = np.memmap(self.path, np.uint8, "r", self.offset + start * self.row_bytes, (count, self.row_bytes))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{self.path} changed while it was read, at tensor {self.name!r}: {error}") from error
         if self.decode is not None:
             return self.decode(mapped).reshape(count, *self.shape[1:])
         return np.asarray(mapped).view(self.storage).reshape(count, *self.shape[1:])

@@ -10,7 +10,7 @@ import pytest
 from jaxinfer.checkpoint import load_params, open_checkpoint
 
 NAMES = ("tiny_llama", "tiny_llama_tied", "tiny_qwen2")
-TOLERANCE = dict(rtol=1e-4, atol=1e-4)
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 
 
 @pytest.mark.parametrize("name", NAMES)
