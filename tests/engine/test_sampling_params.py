@@ -260,6 +260,9 @@ def test_allow_list_emptied_by_bans_is_refused() -> None:
     with pytest.raises(ValueError, match="min_tokens=1"):
         SamplingParams(allowed_token_ids=[2], min_tokens=1).check_model(49152, 20, frozenset({2}))
     SamplingParams(allowed_token_ids=[2]).check_model(49152, 20, frozenset({2}))
+    both = SamplingParams(allowed_token_ids=[2, 4528], bad_words=["London"], min_tokens=1)
+    with pytest.raises(ValueError, match="no token could be generated"):
+        both.with_bad_words(SMOLLM2).check_model(49152, 20, frozenset({2}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("token", [49152, -1, 10**9])

@@ -203,6 +203,7 @@ class Harness:
 
     engine: Engine
     device: NumpyDevice
+    tokenizer: Any
 
     def add(
         self, request_id: str, prompt: Sequence[int] = (1,), params: SamplingParams | None = None, **kw: Any
@@ -259,7 +260,7 @@ def make_harness() -> Callable[..., Harness]:
         )
         device = NumpyDevice(config, logits)
         timed = {} if clock is None else {"clock": clock}
-        return Harness(Engine(config, device, tokenizer, eos_token_ids=frozenset(eos), **timed), device)
+        return Harness(Engine(config, device, tokenizer, eos_token_ids=frozenset(eos), **timed), device, tokenizer)
 
     return make
 

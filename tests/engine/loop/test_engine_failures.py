@@ -117,3 +117,12 @@ def test_rules_that_leave_no_token_end_the_request(make_harness: Callable) -> No
     assert (final.outputs[0].token_ids, final.outputs[0].finish_reason) == ([20], "error")
     assert "allowed_token_ids" in (final.error or "")
     harness.check_idle()
+
+
+def test_rules_with_min_tokens_that_leave_no_token_end_the_request(make_harness: Callable) -> None:
+    # After 20 only the EOS 0 is left, and min_tokens masks it; with nothing left the device draws id 0 all the same.
+    harness = make_harness(eos=(0,))
+    rules = {"allowed_token_ids": [0, 20], "bad_words": ["descdesc"], "logit_bias": {20: 50.0}}
+    assert harness.generate(**rules).outputs[0].token_ids == [20, 0]
+    final = harness.generate(**rules, min_tokens=5)
+    assert (final.outputs[0].token_ids, final.outputs[0].finish_reason) == ([20], "error")

@@ -52,6 +52,17 @@ def test_stream_interval(make_harness: Callable, kind: RequestOutputKind) -> Non
     assert counts == ([1, 5, 9, 10] if kind is CUMULATIVE else [1, 4, 4, 1])
 
 
+def test_the_end_of_a_sample_does_not_wait_for_the_interval(make_harness: Callable) -> None:
+    harness = make_harness()
+    first, second = harness.generate((1,), n=2, temperature=0.9, seed=3).outputs
+    end = next(i for i, token in enumerate(second.token_ids) if i > 1 and token not in first.token_ids)
+    stop = [second.token_ids[end]]
+    harness.add("a", (1,), params(DELTA, n=2, max_tokens=16, stream_interval=50, stop_token_ids=stop))
+    outputs = harness.run()["a"]
+    shown = [[(sample.index, sample.finish_reason) for sample in output.outputs] for output in outputs]
+    assert shown == [[(0, None), (1, None)], [(1, "stop")], [(0, "length")]]
+
+
 def test_delta_streams_text_only_when_it_is_final(make_harness: Callable, script: Callable) -> None:
     harness = make_harness(script(12, 16, 17, 18, 13))
     harness.add("a", (1,), SamplingParams(temperature=0, max_tokens=5, output_kind=DELTA))
@@ -113,8 +124,7 @@ def test_final_only_does_no_work_before_the_end(make_harness: Callable, monkeypa
     harness = make_harness()
     harness.add("a", (1,), params(FINAL_ONLY))
     decoded = []
-    tokenizer = harness.engine._outputs._tokenizer
-    monkeypatch.setattr(type(tokenizer), "decode", lambda *args, **kwargs: decoded.append(1) or "")
+    monkeypatch.setattr(type(harness.tokenizer), "decode", lambda *args, **kwargs: decoded.append(1) or "")
     for _ in range(5):
         assert harness.engine.step() == []
     assert not decoded

@@ -41,13 +41,12 @@ def test_engine_equals_naive(
     if not ahead:
         monkeypatch.setattr(Scheduler, "must_sync", property(lambda self: True))
     harness = make_harness(eos=EOS, **limits)
-    tokenizer = harness.engine._outputs._tokenizer
     for index, (prompt, params) in enumerate(zip(prompts(), PARAMS, strict=True)):
         priority = -index if "policy" in limits else 0
         harness.add(str(index), prompt, params, priority=priority)
     outputs = harness.run()
     for index, (prompt, params) in enumerate(zip(prompts(), PARAMS, strict=True)):
-        expected = naive(history, prompt, params.with_bad_words(tokenizer), eos=EOS)
+        expected = naive(history, prompt, params.with_bad_words(harness.tokenizer), eos=EOS)
         assert outputs[str(index)][-1].outputs[0].token_ids == expected, index
     harness.check_idle()
 
