@@ -64,12 +64,14 @@ class RowResult:
         finite: False when the row's logits hold NaN or infinity.
         logprobs: one entry for the drawn token when the request asks for `logprobs`, else None.
         prompt_logprobs: `num_scored` entries when the request asks for `prompt_logprobs`, else None.
+        allowed: False when bans (allow-list, bad words, minimum length) left no token to draw.
     """
 
     token_id: int | None
     finite: bool = True
     logprobs: RowLogprobs | None = None
     prompt_logprobs: RowLogprobs | None = None
+    allowed: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,9 @@ class ModelConfig:
             raise ValueError(f"hidden_act={self.hidden_act!r} is not supported; use one of {', '.join(ACTIVATIONS)}")
         factors = self.rope_freq_factors
         if factors is not None and len(factors) != self.head_dim // 2:
-            raise ValueError(f"rope_freq_factors has {len(factors)} values; head_dim={self.head_dim} needs {self.head_dim // 2}")
+            raise ValueError(
+                f"rope_freq_factors has {len(factors)} values; head_dim={self.head_dim} needs {self.head_dim // 2}"
+            )
 
     def _derive_head_dim(self) -> None:
         if self.hidden_size % self.num_attention_heads:

@@ -320,7 +320,7 @@ class TestCounters:
 
 
 def step_seconds(num_running: int, num_waiting: int) -> float:
-    """Median of schedule + commit with everybody decoding and one step in flight."""
+    """Median CPU time of schedule + commit with everybody decoding and one step in flight."""
     scheduler = Scheduler(SchedulerConfig(num_running, 4096, 4096), CacheConfig(16, 20_000))
     for index in range(num_running + num_waiting):
         scheduler.add(new_request(str(index), 4, 1000))
@@ -328,10 +328,10 @@ def step_seconds(num_running: int, num_waiting: int) -> float:
     plan = scheduler.schedule()
     for _ in range(40):
         results = StepResult(tuple(RowResult(3) for _ in plan.rows), 0.0)
-        start = time.perf_counter()
+        start = time.process_time()
         following = scheduler.schedule()
         scheduler.commit(plan, results)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
         plan = following
     assert len(plan.rows) == num_running
     return statistics.median(times)
@@ -351,8 +351,8 @@ def test_leaving_the_queue_is_cheap_however_many_wait():
     for index in range(10_000):
         scheduler.add(new_request(str(index), 4, 50))
     scheduler.schedule()
-    start = time.perf_counter()
+    start = time.process_time()
     for index in range(9_999, 0, -1):
         scheduler.abort(str(index))
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0
     assert (scheduler.num_waiting, scheduler.num_running) == (0, 1)

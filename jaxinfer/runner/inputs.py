@@ -1,0 +1,162 @@
+"""StepInput: what a step's program reads, and its assembly in numpy into ONE host-to-device transfer."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxinfer.engine.plan import ScheduledRow
+from jaxinfer.sampling.batch import NUM_FIELDS
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """The static side of a step program: two steps with equal specs run the same compiled program.
+
+    Attributes:
+        num_tokens: T, tokens after padding.
+        num_rows: B, rows after padding; also R, the rows that may need logits.
+        table_width: M, entries of a block table.
+        sampler: the step draws with the full sampler; False compiles an argmax and nothing else.
+    """
+
+    num_tokens: int
+    num_rows: int
+    table_width: int
+    sampler: bool
+
+
+class StepInput(NamedTuple):
+    """One ragged step on the device; padding tokens and rows do no harm anywhere.
+
+    Attributes:
+        tokens: int32[T], ids; ignored where `token_slots` is not negative.
+        token_slots: int32[T], slot whose last drawn token this is, -1 for ids given in `tokens`.
+        positions: int32[T], position in the token's own sequence.
+        page_ids: int32[T], page that takes the token's key and value; 0, the sink, for padding.
+        logits_tokens: int32[R], index of the token of each logits row.
+        query_start: int32[B + 1], first token of each row, padded with the number of real tokens.
+        context_lens: int32[B], positions of each row with its new tokens.
+        block_tables: int32[B, M].
+        sampling: int32[NUM_FIELDS, R] for `SamplingBatch.unpack`; without the sampler int32[1, R], the slots.
+    """
+
+    tokens: jax.Array
+    token_slots: jax.Array
+    positions: jax.Array
+    page_ids: jax.Array
+    logits_tokens: jax.Array
+    query_start: jax.Array
+    context_lens: jax.Array
+    block_tables: jax.Array
+    sampling: jax.Array
+
+
+def input_shapes(spec: StepSpec) -> StepInput:
+    """The shape of every field of a StepInput, in the order in which they are packed."""
+    t, b = (spec.num_tokens,), spec.num_rows
+    fields = NUM_FIELDS if spec.sampler else 1
+    return StepInput(t, t, t, t, (b,), (b + 1,), (b,), (b, spec.table_width), (fields, b))  # type: ignore[arg-type]
+
+
+def packed_size(spec: StepSpec) -> int:
+    """Number of int32 of a packed StepInput."""
+    return sum(int(np.prod(shape)) for shape in input_shapes(spec))
+
+
+def unpack(packed: jax.Array | np.ndarray, spec: StepSpec) -> StepInput:
+    """Views of the fields in ``packed[packed_size(spec)]``; works on numpy and under jit."""
+    parts, start = [], 0
+    for shape in input_shapes(spec):
+        size = int(np.prod(shape))
+        parts.append(packed[start : start + size].reshape(shape))
+        start += size
+    return StepInput(*parts)
+
+
+class BlockTables:
+    """The host's dense copy of the block tables of all slots, int32[C, M], extended as blocks are appended."""
+
+    def __init__(self, num_slots: int, table_width: int) -> None:
+        self.tables = np.zeros((num_slots, table_width), np.int32)
+        self._filled = [0] * num_slots
+        self._owners: list[tuple[str, int] | None] = [None] * num_slots
+
+    def update(self, rows: tuple[ScheduledRow, ...]) -> None:
+        """Takes over what the scheduler appended to the rows' block tables since they were last seen."""
+        for row in rows:
+            request = row.request
+            slot, blocks = request.slot, request.block_ids
+            owner = (request.request_id, request.admission)
+            if self._owners[slot] != owner:
+                self._owners[slot] = owner
+                self._filled[slot] = 0
+            filled = self._filled[slot]
+            if len(blocks) > filled:
+                self.tables[slot, filled : len(blocks)] = blocks[filled:]
+                self._filled[slot] = len(blocks)
+
+
+def assemble(
+    rows: tuple[ScheduledRow, ...], spec: StepSpec, tables: BlockTables, block_size: int, sampling: np.ndarray
+) -> np.ndarray:
+    """Packs a plan's rows for the device.
+
+    Args:
+        rows: the plan, at most B rows with at most T tokens.
+        spec: the program's shape.
+        tables: block tables, `update`d with these rows.
+        block_size: S.
+        sampling: int32[NUM_FIELDS or 1, R].
+
+    Returns:
+        int32[packed_size(spec)], a fresh array: the device may read it while the next one is made.
+    """
+    packed = np.zeros(packed_size(spec), np.int32)
+    step = unpack(packed, spec)
+    count = len(rows)
+    slots = np.fromiter((row.request.slot for row in rows), np.int32, count)
+    starts = np.fromiter((row.start for row in rows), np.int32, count)
+    lengths = np.fromiter((row.num_tokens for row in rows), np.int32, count)
+    on_device = np.fromiter((row.token_on_device for row in rows), bool, count)
+    ends = np.cumsum(lengths, dtype=np.int32)
+    total = int(ends[-1])
+    step.tokens[:total] = _known_tokens(rows)
+    step.token_slots[:] = -1
+    step.token_slots[ends[on_device] - 1] = slots[on_device]
+    owner = np.repeat(np.arange(count, dtype=np.int32), lengths)
+    positions = np.arange(total, dtype=np.int32) + (starts - ends + lengths)[owner]
+    step.positions[:total] = positions
+    step.page_ids[:total] = tables.tables[slots[owner], positions // block_size]
+    step.query_start[1 : count + 1] = ends
+    step.query_start[count + 1 :] = total
+    step.context_lens[:count] = starts + lengths
+    step.block_tables[:count] = tables.tables[slots]
+    logits_tokens = _logits_tokens(rows, ends)
+    step.logits_tokens[: len(logits_tokens)] = logits_tokens
+    step.sampling[:] = sampling
+    return packed
+
+
+def _known_tokens(rows: tuple[ScheduledRow, ...]) -> list[int]:
+    """The ids of all new tokens; 0 stands where the id is still on the device."""
+    tokens: list[int] = []
+    for row in rows:
+        if row.token_on_device:
+            tokens += row.request.token_ids(row.start, row.start + row.num_tokens - 1)
+            tokens.append(0)
+        else:
+            tokens += row.request.token_ids(row.start, row.start + row.num_tokens)
+    return tokens
+
+
+def _logits_tokens(rows: tuple[ScheduledRow, ...], ends: np.ndarray) -> list[int]:
+    """Token index of each logits row: of each row first its scored positions, then its draw."""
+    indices: list[int] = []
+    for row, end in zip(rows, ends.tolist(), strict=True):
+        first = end - row.num_tokens
+        indices += range(first, first + row.num_scored)
+        if row.samples:
+            indices.append(end - 1)
+    return indices

@@ -1,0 +1,110 @@
+"""Programs: the compiled step functions, one a spec, and the count of them."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+from tqdm import tqdm
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.runner.buckets import bucket_for, token_buckets
+from jaxinfer.runner.inputs import StepSpec, packed_size
+from jaxinfer.runner.step import make_forward_step
+from jaxinfer.sampling.state import SamplingState, upload_bias, upload_counts
+
+COMPILE_THREADS = 2
+
+
+def table_width(config: EngineConfig) -> int:
+    """M: blocks of the longest sequence a request may have."""
+    return -(-config.scheduler.max_model_len // config.cache.block_size)
+
+
+def compiled_buckets(config: EngineConfig) -> tuple[int, ...]:
+    """The step sizes of this engine."""
+    scheduler = config.scheduler
+    return scheduler.token_buckets or token_buckets(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+
+
+class Programs:
+    """Compiles step functions ahead of time and hands them out.
+
+    The documented set is every bucket of `compiled_buckets` times {greedy, sampler}, and the two uploads of sampling
+    state. Nothing else is compiled by an engine.
+
+    Args:
+        config: the engine's settings.
+        params: parameters, or their shapes; the values are not kept.
+        kv: the pool, or its shapes.
+        state: sampling state, or its shapes.
+    """
+
+    def __init__(self, config: EngineConfig, params: object, kv: tuple[jax.Array, ...], state: SamplingState) -> None:
+        self.config = config
+        self.buckets = compiled_buckets(config)
+        self.num_logprobs = max(config.runner.max_logprobs, 0)
+        if config.runner.max_logprobs < 0 or self.num_logprobs > config.model.vocab_size:
+            self.num_logprobs = config.model.vocab_size
+        leaves, self._params_tree = jax.tree.flatten(params)
+        self._shapes = jax.tree.map(_shape_of, (tuple(leaves), kv, state))
+        self._steps: dict[StepSpec, jax.stages.Compiled] = {}
+        self._uploads: dict[str, jax.stages.Compiled] = {}
+
+    def spec(self, num_tokens: int, sampler: bool) -> StepSpec:
+        """The spec of the smallest bucket that holds `num_tokens`."""
+        bucket = bucket_for(num_tokens, self.buckets)
+        rows = min(bucket, self.config.scheduler.max_num_seqs)
+        return StepSpec(bucket, rows, table_width(self.config), sampler)
+
+    @property
+    def num_compiled(self) -> int:
+        """Programs compiled (or loaded from the persistent cache) so far."""
+        return len(self._steps) + len(self._uploads)
+
+    def step(self, spec: StepSpec) -> jax.stages.Compiled:
+        """The program of a spec: ``(leaves, kv, state, packed) -> StepOutput``; kv and state are donated."""
+        program = self._steps.get(spec)
+        if program is None:
+            program = self._steps[spec] = self.lower(spec).compile()
+        return program
+
+    def upload(self, kind: str) -> jax.stages.Compiled:
+        """The program that replaces a slot's row of the sampling state: kind "bias" or "counts"."""
+        program = self._uploads.get(kind)
+        if program is None:
+            function, dtype = {"bias": (upload_bias, jnp.float32), "counts": (upload_counts, jnp.int32)}[kind]
+            slot = jax.ShapeDtypeStruct((), jnp.int32)
+            row = jax.ShapeDtypeStruct((self.config.model.vocab_size,), dtype)
+            program = self._uploads[kind] = function.lower(self._shapes[2], slot, row).compile()
+        return program
+
+    def lower(self, spec: StepSpec) -> jax.stages.Lowered:
+        """A spec's step function, traced and lowered for the default device."""
+        runner = self.config.runner
+        function = make_forward_step(
+            self.config.model,
+            self._params_tree,
+            spec,
+            block_size=self.config.cache.block_size,
+            num_logprobs=self.num_logprobs,
+            processors=runner.logits_processors,
+        )
+        packed = jax.ShapeDtypeStruct((packed_size(spec),), jnp.int32)
+        return jax.jit(function, donate_argnums=(1, 2)).lower(*self._shapes, packed)
+
+    def compile_all(self, progress: bool) -> None:
+        """Compiles the documented set, two programs at a time: XLA leaves cores idle while LLVM works on one."""
+        modes = (True,) if self.config.runner.logits_processors else (False, True)
+        specs = [self.spec(bucket, sampler) for bucket in self.buckets for sampler in modes]
+        for kind in ("bias", "counts"):
+            self.upload(kind)
+        with (
+            ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="jaxinfer-compile") as pool,
+            tqdm(total=len(specs), desc="Compiling step programs", disable=not progress) as bar,
+        ):
+            for _ in pool.map(self.step, specs):
+                bar.update()
+
+
+def _shape_of(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)

@@ -1,0 +1,86 @@
+"""From the packed array a step brings back to one RowResult a row."""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxinfer.engine.plan import RowLogprobs, RowResult, ScheduledRow
+from jaxinfer.runner.step import SAMPLER_FIELDS
+
+
+class StepArrays(NamedTuple):
+    """A step's outputs on the device.
+
+    Attributes:
+        packed: int32[fields, R], see `StepOutput.packed`.
+        logits: float32[R, V], or None without the sampler.
+        sampler: which fields `packed` has.
+        num_logprobs: k.
+    """
+
+    packed: jax.Array
+    logits: jax.Array | None
+    sampler: bool
+    num_logprobs: int
+
+
+def read_rows(rows: tuple[ScheduledRow, ...], values: np.ndarray, arrays: StepArrays) -> tuple[RowResult, ...]:
+    """The results of a plan's rows; `values` is `arrays.packed` on the host."""
+    if not arrays.sampler:
+        drawn = iter(zip(values[0].tolist(), values[1].tolist(), strict=True))
+        results = []
+        for row in rows:
+            token, finite = next(drawn) if row.samples else (None, 1)
+            results.append(RowResult(token, bool(finite)))
+        return tuple(results)
+    reader = _SamplerReader(values, arrays)
+    first, results = 0, []
+    for row in rows:
+        results.append(reader.row(row, first))
+        first += row.num_scored + row.samples
+    return tuple(results)
+
+
+class _SamplerReader:
+    """Reads the fields of `SAMPLER_FIELDS` and the alternatives behind them."""
+
+    def __init__(self, values: np.ndarray, arrays: StepArrays) -> None:
+        self._fields = dict(zip(SAMPLER_FIELDS, values, strict=False))
+        k = arrays.num_logprobs
+        self._top_ids = values[len(SAMPLER_FIELDS) : len(SAMPLER_FIELDS) + k]
+        self._top_logprobs = values[len(SAMPLER_FIELDS) + k :].view(np.float32)
+        self._logits = arrays.logits
+        self._num_logprobs = k
+
+    def row(self, row: ScheduledRow, first: int) -> RowResult:
+        """The result of a row whose logits rows start at `first`: scored positions, then the draw."""
+        params = row.request.params
+        last = first + row.num_scored
+        scored = self._logprobs(first, last, params.prompt_logprobs) if row.num_scored else None
+        finite = bool(self._fields["finite"][first : last + row.samples].all())
+        if not row.samples:
+            return RowResult(None, finite, None, scored)
+        drawn = self._logprobs(last, last + 1, params.logprobs) if params.logprobs is not None else None
+        token = int(self._fields["tokens"][last])
+        allowed = bool(self._fields["allowed"][last])
+        return RowResult(token, finite, drawn, scored, allowed)
+
+    def _logprobs(self, first: int, last: int, count: int | None) -> RowLogprobs:
+        """Logits rows ``first .. last - 1`` with `count` alternatives; -1 asks for the whole vocabulary."""
+        count = 0 if count is None else count
+        if 0 <= count <= self._num_logprobs:
+            ids, logprobs = self._top_ids[:count, first:last].T, self._top_logprobs[:count, first:last].T
+        else:
+            ids, logprobs = self._whole_vocabulary(first, last)
+        fields = self._fields
+        target = fields["target_logprobs"][first:last].view(np.float32)
+        return RowLogprobs(ids, logprobs, target, fields["target_ranks"][first:last])
+
+    def _whole_vocabulary(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+        """All ids, best first, from the logits that stayed on the device: a copy of its own, only when asked for."""
+        logits = np.asarray(self._logits)[first:last]
+        normalizers = self._fields["log_normalizers"][first:last].view(np.float32)
+        logprobs = logits - normalizers[:, None]
+        ids = np.argsort(-logprobs, axis=1, kind="stable").astype(np.int32)
+        return ids, np.take_along_axis(logprobs, ids, axis=1)

@@ -1,0 +1,124 @@
+"""ModelRunner: executes plans on the device and owns everything that lives there."""
+
+import time
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from jaxinfer.cache.paged import init_kv_cache
+from jaxinfer.config import EngineConfig
+from jaxinfer.engine.plan import StepPlan, StepResult
+from jaxinfer.runner.inputs import BlockTables, assemble
+from jaxinfer.runner.programs import Programs, table_width
+from jaxinfer.runner.results import StepArrays, read_rows
+from jaxinfer.sampling.slots import SlotTable
+from jaxinfer.sampling.state import SamplingState, init_state
+from jaxinfer.typing import Params
+
+
+class ModelRunner:
+    """Runs steps on one device (the engine's `Runner`).
+
+    Steps are dispatched without waiting. One transfer goes in and one comes out a step; the pool and the sampling state
+    are donated from step to step and never copied.
+
+    Args:
+        config: the engine's settings.
+        params: the decoder's parameter tree (see `jaxinfer.models.decoder.param_shapes`), used where it lies.
+    """
+
+    def __init__(self, config: EngineConfig, params: Params) -> None:
+        self.config = config
+        model, scheduler = config.model, config.scheduler
+        self._leaves, self._params_tree = jax.tree.flatten(params)
+        self._kv = init_kv_cache(model, config.cache.num_blocks, config.cache.block_size, config.runner.dtype)
+        self._state: SamplingState = init_state(scheduler.max_num_seqs, model.vocab_size)
+        self._tables = BlockTables(scheduler.max_num_seqs, table_width(config))
+        self._slots = SlotTable(scheduler.max_num_seqs, model.vocab_size, bool(config.runner.logits_processors))
+        self._programs = Programs(config, params, self._kv, self._state)
+        self._last_ready = 0.0
+
+    @property
+    def num_compiled(self) -> int:
+        """Programs compiled so far; does not move after `warm_up`."""
+        return self._programs.num_compiled
+
+    @property
+    def device_bytes(self) -> dict[str, int]:
+        """Bytes held on the device: "params", "kv_cache", "sampling_state"."""
+        parts = {"params": self._leaves, "kv_cache": self._kv, "sampling_state": self._state}
+        return {name: sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) for name, tree in parts.items()}
+
+    def warm_up(self, progress: bool = False) -> None:
+        """Compiles every program this engine will ever run, or loads it from the persistent cache."""
+        self._programs.compile_all(progress)
+
+    def execute(self, plan: StepPlan) -> "DeviceStep":
+        """Dispatches a step without waiting for it."""
+        started = time.perf_counter()
+        self._tables.update(plan.rows)
+        num_rows = self._programs.spec(plan.num_tokens, False).num_rows
+        inputs = self._slots.prepare(plan.rows, num_rows)
+        spec = self._programs.spec(plan.num_tokens, inputs.needs_sampler)
+        sampling = inputs.packed if spec.sampler else inputs.packed[:1]
+        packed = assemble(plan.rows, spec, self._tables, self.config.cache.block_size, sampling)
+        for kind, uploads in (("bias", inputs.bias_uploads), ("counts", inputs.counts_uploads)):
+            for slot, row in uploads:
+                self._state = self._programs.upload(kind)(self._state, np.int32(slot), row)
+        output = self._programs.step(spec)(tuple(self._leaves), self._kv, self._state, jax.device_put(packed))
+        self._kv, self._state = output.kv, output.state
+        output.packed.copy_to_host_async()
+        arrays = StepArrays(output.packed, output.logits, spec.sampler, self._programs.num_logprobs)
+        return DeviceStep(self, plan, arrays, started)
+
+    def update_params(self, params: Params) -> None:
+        """Uses other parameters from the next step on; shapes, dtypes and tree stay. No copy, no compilation.
+
+        Raises:
+            ValueError: the tree, a shape or a dtype differs, naming the leaf.
+        """
+        leaves, tree = jax.tree.flatten(params)
+        if tree != self._params_tree:
+            raise ValueError(f"params has another tree than the engine's: {tree} instead of {self._params_tree}")
+        old = jax.tree_util.tree_leaves_with_path(jax.tree.unflatten(self._params_tree, self._leaves))
+        for (path, before), after in zip(old, leaves, strict=True):
+            if (before.shape, before.dtype) != (after.shape, after.dtype):
+                name = jax.tree_util.keystr(path, simple=True, separator="/")
+                raise ValueError(
+                    f"params: {name} is {after.dtype}{list(after.shape)}, the engine was compiled for "
+                    f"{before.dtype}{list(before.shape)}; cast or reshape it"
+                )
+        self._leaves = leaves
+
+    def shutdown(self) -> None:
+        """Frees the pool, the state and the programs; the parameters are the caller's."""
+        for leaf in jax.tree.leaves((self._kv, self._state)):
+            leaf.delete()
+        self._leaves = []
+
+    def busy_since(self, started: float) -> float:
+        """When the device began a step dispatched at `started`: not before it finished the previous one."""
+        return max(started, self._last_ready)
+
+    def note_ready(self, now: float) -> None:
+        """Records when the device finished the latest step."""
+        self._last_ready = now
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """A dispatched step (the engine's `PendingStep`)."""
+
+    runner: ModelRunner
+    plan: StepPlan
+    arrays: StepArrays
+    started: float
+
+    def result(self) -> StepResult:
+        """Waits for the step and makes its one device-to-host copy."""
+        began = self.runner.busy_since(self.started)
+        values = np.asarray(self.arrays.packed)
+        now = time.perf_counter()
+        self.runner.note_ready(now)
+        return StepResult(read_rows(self.plan.rows, values, self.arrays), now - began)

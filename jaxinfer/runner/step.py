@@ -1,0 +1,135 @@
+"""forward_step: the one jitted function of the engine."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.decoder import Decoder
+from jaxinfer.runner.inputs import StepInput, StepSpec, unpack
+from jaxinfer.sampling.batch import SamplingBatch
+from jaxinfer.sampling.logits import LogitsProcessor
+from jaxinfer.sampling.sampler import SamplerOutput, sample, sample_greedy
+from jaxinfer.sampling.state import SamplingState
+from pallas_kernels.kv_write import kv_write
+from pallas_kernels.paged_attention import WorkList, make_work_list, paged_attention
+
+GREEDY_FIELDS = ("tokens", "finite")
+SAMPLER_FIELDS = ("tokens", "finite", "allowed", "target_logprobs", "target_ranks", "log_normalizers")
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["page_ids", "offsets", "block_tables", "query_start", "context_lens", "work_list"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class PagedAttention:
+    """Attention of one step over the paged pool: writes the new keys and values, then attends (an `AttentionFn`)."""
+
+    page_ids: jax.Array
+    offsets: jax.Array
+    block_tables: jax.Array
+    query_start: jax.Array
+    context_lens: jax.Array
+    work_list: WorkList
+
+    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, cache: jax.Array) -> tuple[jax.Array, jax.Array]:
+        pages = kv_write(k, v, cache, self.page_ids, self.offsets)
+        out = paged_attention(
+            q, pages, self.block_tables, self.query_start, self.context_lens, work_list=self.work_list
+        )
+        return out, pages
+
+
+class StepOutput(NamedTuple):
+    """What a step leaves behind.
+
+    Attributes:
+        packed: int32[fields, R], all that the host reads, floats as their bits: `GREEDY_FIELDS`, or `SAMPLER_FIELDS`
+            followed by k best ids and their k log-probabilities.
+        logits: float32[R, V], left on the device for requests that want every log-probability; None without sampler.
+        kv: the pool, one array a layer.
+        state: what the device remembers of each slot.
+    """
+
+    packed: jax.Array
+    logits: jax.Array | None
+    kv: tuple[jax.Array, ...]
+    state: SamplingState
+
+
+def make_forward_step(
+    config: ModelConfig,
+    params_tree: Any,
+    spec: StepSpec,
+    *,
+    block_size: int,
+    num_logprobs: int,
+    processors: tuple[LogitsProcessor, ...] = (),
+) -> Callable[..., StepOutput]:
+    """The step function of one spec: ``(leaves, kv, state, packed) -> StepOutput``, to be jitted with kv and state donated.
+
+    Parameters come as a flat tuple of leaves, since dispatch costs grow with the nesting of the arguments;
+    `params_tree` is their tree structure.
+
+    Args:
+        config: the architecture.
+        params_tree: treedef of the parameters.
+        spec: shapes and mode.
+        block_size: S.
+        num_logprobs: k, alternatives a row brings back (sampler only).
+        processors: custom logits processors, applied in order (sampler only).
+    """
+    decoder = Decoder(config)
+
+    def forward_step(
+        leaves: tuple[jax.Array, ...], kv: tuple[jax.Array, ...], state: SamplingState, packed: jax.Array
+    ) -> StepOutput:
+        variables = {"params": jax.tree.unflatten(params_tree, leaves)}
+        step = unpack(packed, spec)
+        tokens = jnp.where(step.token_slots < 0, step.tokens, state.last_tokens[jnp.maximum(step.token_slots, 0)])
+        attention = _attention(step, spec, block_size)
+        hidden, written = decoder.apply(variables, tokens, step.positions, attention, kv)
+        logits = decoder.apply(variables, hidden[step.logits_tokens], method=Decoder.logits)
+        if not spec.sampler:
+            drawn, finite = sample_greedy(logits)
+            last_tokens = state.last_tokens.at[step.sampling[0]].set(drawn, mode="drop")
+            results = jnp.stack([drawn, finite.astype(jnp.int32)])
+            return StepOutput(results, None, tuple(written), state._replace(last_tokens=last_tokens))
+        batch = SamplingBatch.unpack(step.sampling)
+        output, state = sample(logits, batch, state, processors=processors, num_logprobs=num_logprobs)
+        return StepOutput(pack_output(output), logits, tuple(written), state)
+
+    return forward_step
+
+
+def _attention(step: StepInput, spec: StepSpec, block_size: int) -> PagedAttention:
+    return PagedAttention(
+        page_ids=step.page_ids,
+        offsets=step.positions % block_size,
+        block_tables=step.block_tables,
+        query_start=step.query_start,
+        context_lens=step.context_lens,
+        work_list=make_work_list(step.query_start, step.context_lens, spec.num_tokens),
+    )
+
+
+def pack_output(output: SamplerOutput) -> jax.Array:
+    """The sampler's output as one int32 matrix, a row a field, so that it crosses to the host in one copy."""
+    logprobs = output.logprobs
+    as_bits = partial(lax.bitcast_convert_type, new_dtype=jnp.int32)
+    rows = [
+        output.tokens,
+        output.finite.astype(jnp.int32),
+        output.allowed.astype(jnp.int32),
+        as_bits(logprobs.target_logprobs),
+        logprobs.target_ranks,
+        as_bits(logprobs.log_normalizers),
+    ]
+    return jnp.concatenate([jnp.stack(rows), logprobs.top_ids.T, as_bits(logprobs.top_logprobs).T])

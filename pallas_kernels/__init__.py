@@ -1,0 +1,5 @@
+"""Attention and cache kernels over a paged KV pool, usable without jaxinfer.
+
+Every operation is a package: ``api`` (documentation, checks, choice of implementation), ``reference`` (plain jax.numpy,
+the specification) and one module an implementation. Depends on jax alone.
+"""
