@@ -41,7 +41,8 @@ def apply_layer(
     layer: DecoderLayer, params: Params, x: jax.Array, angles: Rotation, attend: AttentionFn[Cache], cache: Cache
 ) -> tuple[jax.Array, Cache]:
     """One layer as a function of its own: traced and lowered once, called `num_hidden_layers` times."""
-    return layer.apply({"params": params}, x, angles, attend, cache)
+    result: Any = layer.apply({"params": params}, x, angles, attend, cache)
+    return result
 
 
 class Decoder(nn.Module):

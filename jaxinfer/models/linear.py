@@ -12,7 +12,7 @@ class Linear(nn.Module):
     """``y = x . kernel^T + bias`` with fused, shardable axes.
 
     The kernel has shape ``[*out_shape, *in_shape]``; `x` is ``[T, *in_shape]`` and the result ``[T, *out_shape]``.
-    Contracting the last axis of both operands is the orientation XLA's CPU backend runs fastest, and it costs a GPU nothing.
+    Contracting the last axis of both operands is the orientation XLA's CPU backend runs fastest; a GPU does not care.
 
     Attributes:
         out_shape: output axes, e.g. ``(K, G + 2, H)`` of the fused qkv projection.

@@ -13,12 +13,13 @@ from jaxinfer.models.linear import Linear
 
 def activation(name: str) -> Callable[[jax.Array], jax.Array]:
     """The function behind a name of ``jaxinfer.models.config.ACTIVATIONS``."""
-    return {
+    functions: dict[str, Callable[[jax.Array], jax.Array]] = {
         "silu": jax.nn.silu,
         "gelu": partial(jax.nn.gelu, approximate=False),
         "gelu_tanh": partial(jax.nn.gelu, approximate=True),
         "relu": jax.nn.relu,
-    }[name]
+    }
+    return functions[name]
 
 
 class GatedMLP(nn.Module):

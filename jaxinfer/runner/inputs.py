@@ -72,7 +72,7 @@ def unpack(packed: jax.Array | np.ndarray, spec: StepSpec) -> StepInput:
         size = int(np.prod(shape))
         parts.append(packed[start : start + size].reshape(shape))
         start += size
-    return StepInput(*parts)
+    return StepInput(*parts)  # type: ignore[arg-type]
 
 
 class BlockTables:

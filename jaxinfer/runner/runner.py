@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,7 +32,8 @@ class ModelRunner:
     def __init__(self, config: EngineConfig, params: Params) -> None:
         self.config = config
         model, scheduler = config.model, config.scheduler
-        self._leaves, self._params_tree = jax.tree.flatten(params)
+        self._leaves = jax.tree.leaves(params)
+        self._params_tree: Any = jax.tree.structure(params)
         self._kv = init_kv_cache(model, config.cache.num_blocks, config.cache.block_size, config.runner.dtype)
         self._state: SamplingState = init_state(scheduler.max_num_seqs, model.vocab_size)
         self._tables = BlockTables(scheduler.max_num_seqs, table_width(config))

@@ -73,7 +73,7 @@ def make_forward_step(
     num_logprobs: int,
     processors: tuple[LogitsProcessor, ...] = (),
 ) -> Callable[..., StepOutput]:
-    """The step function of one spec: ``(leaves, kv, state, packed) -> StepOutput``, to be jitted with kv and state donated.
+    """The step function of one spec: ``(leaves, kv, state, packed) -> StepOutput``, jitted with kv and state donated.
 
     Parameters come as a flat tuple of leaves, since dispatch costs grow with the nesting of the arguments;
     `params_tree` is their tree structure.
@@ -95,8 +95,9 @@ def make_forward_step(
         step = unpack(packed, spec)
         tokens = jnp.where(step.token_slots < 0, step.tokens, state.last_tokens[jnp.maximum(step.token_slots, 0)])
         attention = _attention(step, spec, block_size)
-        hidden, written = decoder.apply(variables, tokens, step.positions, attention, kv)
-        logits = decoder.apply(variables, hidden[step.logits_tokens], method=Decoder.logits)
+        run: Any = decoder.apply
+        hidden, written = run(variables, tokens, step.positions, attention, kv)
+        logits = run(variables, hidden[step.logits_tokens], method=Decoder.logits)
         if not spec.sampler:
             drawn, finite = sample_greedy(logits)
             last_tokens = state.last_tokens.at[step.sampling[0]].set(drawn, mode="drop")

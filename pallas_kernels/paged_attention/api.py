@@ -25,20 +25,21 @@ def paged_attention(
     """Attention of a ragged batch of new tokens over a paged KV cache that already holds their keys and values.
 
     PagedAttention (arXiv:2309.06180) with FlashAttention's online softmax (arXiv:2205.14135). Row b has the tokens
-    ``query_start[b] .. query_start[b + 1] - 1`` of the step; they are the last of its ``context_lens[b]`` positions, and
-    each sees the cached ones and the new ones up to itself. A decode, a prefill chunk, a verification and a scoring pass
-    differ only in their number of new tokens.
+    ``query_start[b] .. query_start[b + 1] - 1`` of the step; they are the last of its ``context_lens[b]`` positions,
+    and each sees the cached ones and the new ones up to itself. A decode, a prefill chunk, a verification and a
+    scoring pass differ only in their number of new tokens.
 
     Args:
         q: [T, N, H], queries, float32, bfloat16 or float16.
-        pages: [P, 2K, S, H], the pool: keys of KV head h in row 2h, values in row 2h + 1; finite everywhere. Query head n
-            uses KV head n // (N / K).
+        pages: [P, 2K, S, H], the pool: keys of KV head h in row 2h, values in row 2h + 1; finite everywhere. Query
+            head n uses KV head n // (N / K).
         block_tables: int32[B, M], page of each S positions of a row; unused entries hold any valid page.
-        query_start: int32[B + 1], ascending; rows without tokens repeat the value. Tokens past ``query_start[B]`` are padding.
+        query_start: int32[B + 1], ascending; rows without tokens repeat the value. Tokens past ``query_start[B]``
+            are padding.
         context_lens: int32[B], positions of each row, the new tokens included.
         scale: factor on the logits, 1 / sqrt(H) by default.
-        tree_mask: bool[T, Qmax]; token t sees the j-th new token of its row iff ``tree_mask[t, j]``, in place of causality
-            among the new tokens; Qmax must cover the longest row.
+        tree_mask: bool[T, Qmax]; token t sees the j-th new token of its row iff ``tree_mask[t, j]``, in place of
+            causality among the new tokens; Qmax must cover the longest row.
         work_list: what `make_work_list` returned for this step, to share it between layers.
         implementation: "xla", or "reference" (slow).
 
@@ -70,8 +71,8 @@ def _check(
     rows = block_tables.shape[0]
     if query_start.shape != (rows + 1,) or context_lens.shape != (rows,):
         raise ValueError(
-            f"block_tables{block_tables.shape} has {rows} rows, so query_start{query_start.shape} must be ({rows + 1},) "
-            f"and context_lens{context_lens.shape} ({rows},)"
+            f"block_tables{block_tables.shape} has {rows} rows, so query_start{query_start.shape} must be "
+            f"({rows + 1},) and context_lens{context_lens.shape} ({rows},)"
         )
     if not jnp.issubdtype(q.dtype, jnp.floating):
         raise ValueError(f"q has dtype {q.dtype}; it must be float32, bfloat16 or float16")
