@@ -7,7 +7,6 @@ import pytest
 
 from jaxinfer.sampling.noise import _gumbel, gumbel_noise, threefry_2x32
 
-
 jitted = jax.jit(gumbel_noise, static_argnums=4)
 
 

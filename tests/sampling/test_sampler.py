@@ -6,6 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from jaxinfer.sampling.sampler import compute_logprobs, sample, sample_greedy
 from jaxinfer.sampling.state import IN_PROMPT, init_state
@@ -13,6 +16,7 @@ from jaxinfer.sampling.state import IN_PROMPT, init_state
 V = 37
 C = 8
 jitted = jax.jit(partial(sample, num_logprobs=4))
+plain_jitted = jax.jit(sample)
 
 
 def state_of(num_slots=C, vocab_size=V, **leaves):
@@ -48,14 +52,14 @@ def test_greedy_rows_stay_exact_beside_random_ones(make_batch):
 
 
 @pytest.mark.parametrize(
-    ("settings", "kept"),
+    ("filters", "kept"),
     [({}, None), ({"temperature": 0.7}, None), ({"top_k": 3}, 3), ({"top_p": 0.6}, None), ({"min_p": 0.2}, None)],
 )
-def test_frequencies_follow_the_softmax(make_batch, settings, kept):
+def test_frequencies_follow_the_softmax(make_batch, filters, kept):
     """Chi-square of 8192 draws at successive positions against the filtered softmax in float64."""
     logits = np.asarray([1.0, 0.5, 0.0, -0.5, -1.0, -1.5, 0.25, -3.0])
     n = 8192
-    values = {"temperature": 1.0} | settings
+    values = {"temperature": 1.0} | filters
     batch = make_batch(n, slot=n, position=np.arange(n), seed_lo=11, seed_hi=7, **values)
     output, _ = draw(np.tile(logits, (n, 1)), batch, state_of(1, 8))
     probs = np.exp(logits / values["temperature"])
@@ -64,10 +68,10 @@ def test_frequencies_follow_the_softmax(make_batch, settings, kept):
     keep = np.ones(8, bool)
     if kept:
         keep[order[kept:]] = False
-    if "top_p" in settings:
-        keep[order[int(np.searchsorted(np.cumsum(probs[order]), settings["top_p"])) + 1 :]] = False
-    if "min_p" in settings:
-        keep &= probs >= settings["min_p"] * probs.max()
+    if "top_p" in filters:
+        keep[order[int(np.searchsorted(np.cumsum(probs[order]), filters["top_p"])) + 1 :]] = False
+    if "min_p" in filters:
+        keep &= probs >= filters["min_p"] * probs.max()
     expected = np.where(keep, probs, 0) / probs[keep].sum() * n
     observed = np.bincount(np.asarray(output.tokens), minlength=8)
     assert observed[~keep].sum() == 0
@@ -286,3 +290,26 @@ def test_one_program_serves_every_mix(make_batch):
     ):
         step(random_logits(2), make_batch(2, **values), state_of())
     assert step._cache_size() == 1
+
+
+SPECIAL = st.sampled_from([0.0, -0.0, 1.0, 1.0, -7.5, 88.0, -1e30, 1e30, np.nan, np.inf, -np.inf])
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    hnp.arrays(np.float32, st.sampled_from([(1, 1), (2, 9), (3, 4)]), elements=SPECIAL | st.integers(-3, 3)),
+    st.sampled_from([0.0, 0.5, 1.0]),
+    st.integers(0, 4),
+    st.sampled_from([1.0, 0.7, 0.2]),
+)
+def test_any_row_is_either_flagged_or_drawn_from_its_candidates(make_batch, logits, temperature, top_k, top_p):
+    rows, vocab_size = logits.shape
+    batch = make_batch(rows, temperature=temperature, top_k=top_k, top_p=top_p, seed_lo=np.arange(rows))
+    output, _ = plain_jitted(logits, batch, state_of(vocab_size=vocab_size))
+    assert output.finite.tolist() == np.isfinite(logits).all(1).tolist()
+    assert ((np.asarray(output.tokens) >= 0) & (np.asarray(output.tokens) < vocab_size)).all()
+    for row, token, fine in zip(logits, output.tokens.tolist(), output.finite.tolist(), strict=True):
+        if fine and (temperature == 0 or top_k == 1):
+            assert row[token] == row.max()
+        elif fine and top_k:
+            assert row[token] >= np.sort(row)[::-1][min(top_k, vocab_size) - 1]
