@@ -229,7 +229,7 @@ class Engine:
         if row.token_id is None:
             self._outputs.started(request, dispatched_at)
             return
-        if request.params.allowed_token_ids is not None and not _is_permitted(request):
+        if not row.allowed:
             request.output_token_ids.pop()
             self._finish_with_error(request, _NOTHING_PERMITTED, now)
             return
@@ -268,18 +268,6 @@ _NON_FINITE = (
     "and check the weights for NaN"
 )
 _NOTHING_PERMITTED = "allowed_token_ids, bad_words and min_tokens together leave no token that may come next"
-
-
-def _is_permitted(request: Request) -> bool:
-    """The newest token is one that the request's rules permit. When they permit none the device draws some other."""
-    params, output = request.params, request.output_token_ids
-    token_id = output[-1]
-    if token_id not in (params.allowed_token_ids or ()):
-        return False
-    if any(tuple(output[-len(word) :]) == word for word in params.bad_words_token_ids):
-        return False
-    masked = len(output) <= params.min_tokens
-    return not (masked and (token_id in request.eos_token_ids or token_id in params.stop_token_ids))
 
 
 def _describe(failure: BaseException) -> str:

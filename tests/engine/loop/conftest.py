@@ -102,8 +102,8 @@ def script_of(*tokens: int) -> Logits:
     return scripted_logits({i: i + 1 for i in range(30, 55)} | dict(pairwise(chain)))
 
 
-def draw(logits: np.ndarray, request: Request, context: Sequence[int]) -> int:
-    """The token a correct sampler takes."""
+def draw(logits: np.ndarray, request: Request, context: Sequence[int]) -> int | None:
+    """The token a correct sampler takes, None when the request's rules leave none."""
     params, output = request.params, list(context[request.num_prompt_tokens :])
     scores = logits.copy()
     for token, bias in (params.logit_bias or {}).items():
@@ -115,6 +115,8 @@ def draw(logits: np.ndarray, request: Request, context: Sequence[int]) -> int:
             scores[last] = -np.inf
     if len(output) < params.min_tokens:
         scores[[*request.eos_token_ids, *params.stop_token_ids]] = -np.inf
+    if scores.max() == -np.inf:
+        return None
     if not params.is_greedy:
         rng = np.random.default_rng([request.seed, request.child_index, len(context)])
         scores = scores / params.temperature + rng.gumbel(size=VOCAB_SIZE)
@@ -183,6 +185,7 @@ class NumpyDevice:
             self.pool[request.block_ids[position // size], position % size] = token
         context = [int(self.pool[request.block_ids[p // size], p % size]) for p in range(stop)]
         logprobs = prompt_logprobs = token = None
+        drawn: int | None = 0
         params = request.params
         if row.num_scored:
             targets = request.prompt_token_ids[row.start + 1 : row.start + 1 + row.num_scored]
@@ -190,11 +193,13 @@ class NumpyDevice:
             prompt_logprobs = row_logprobs(np.stack(rows), targets, params.prompt_logprobs or 0)
         if row.samples:
             logits = self.logits(context)
-            token = draw(logits, request, context)
+            drawn = draw(logits, request, context)
+            token = 0 if drawn is None else drawn
             self.last_drawn[request.slot] = token
             if params.logprobs is not None:
                 logprobs = row_logprobs(logits, [token], params.logprobs)
-        return RowResult(token, request.request_id not in self.poison, logprobs, prompt_logprobs)
+        finite = request.request_id not in self.poison
+        return RowResult(token, finite, logprobs, prompt_logprobs, allowed=drawn is not None)
 
 
 @dataclass
@@ -281,7 +286,9 @@ def generate_naively(
         num_output = len(context) - len(prompt)
         if num_output == params.max_tokens:
             break
-        context.append(draw(logits(context), request, context))
+        token = draw(logits(context), request, context)
+        assert token is not None
+        context.append(token)
         if num_output >= params.min_tokens and context[-1] in eos_ids.union(params.stop_token_ids):
             break
     return context[len(prompt) :]

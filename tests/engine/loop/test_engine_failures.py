@@ -120,7 +120,7 @@ def test_rules_that_leave_no_token_end_the_request(make_harness: Callable) -> No
 
 
 def test_rules_with_min_tokens_that_leave_no_token_end_the_request(make_harness: Callable) -> None:
-    # After 20 only the EOS 0 is left, and min_tokens masks it; with nothing left the device draws id 0 all the same.
+    # After 20 only the EOS 0 is left, and min_tokens masks it.
     harness = make_harness(eos=(0,))
     rules = {"allowed_token_ids": [0, 20], "bad_words": ["descdesc"], "logit_bias": {20: 50.0}}
     assert harness.generate(**rules).outputs[0].token_ids == [20, 0]
