@@ -27,9 +27,9 @@ def resolve_model(model: str | Path, *, revision: str | None = None, token: str 
         ConnectionError: it has to be downloaded and the network does not answer; says how to do without.
     """
     path = Path(model).expanduser()
-    if path.exists():
-        return path
     name = str(model)
+    if name and path.exists():  # Path("") would be the current directory
+        return path
     builtin = next((entry for entry in BUILTIN_MODELS if entry.name == name), None)
     if builtin is not None:
         return fetch_builtin(builtin, cache_dir)

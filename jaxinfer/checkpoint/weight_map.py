@@ -42,7 +42,9 @@ def place_weights(
         ValueError: a tensor is missing, unexpected, or of the wrong shape; the message names it, and both shapes.
     """
     if config.num_hidden_layers > len(tensors):  # also keeps a corrupt count from being counted to
-        raise ValueError(f"{source}: {config.num_hidden_layers} layers, but the checkpoint has only {len(tensors)} tensors")
+        raise ValueError(
+            f"{source}: {config.num_hidden_layers} layers, but the checkpoint has only {len(tensors)} tensors"
+        )
     pairwise = style == "gguf" and family.gguf_pairwise_rotary
     placements, missing, misshapen = [], [], []
     for name, leaf, weight in _expected(family, config, style):

@@ -12,18 +12,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-SIZES = dict(
-    vocab_size=256,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=2,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-    max_position_embeddings=128,
-    bos_token_id=1,
-    eos_token_id=2,
-    pad_token_id=None,
-)
+SIZES = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
 TOKENS = [1, 17, 201, 45, 45, 3, 99, 254, 0, 128, 64, 7, 2, 33, 150, 76, 11, 222, 5, 5, 180, 91, 12, 60]
 
 
@@ -48,14 +48,20 @@ def make(folder: Path, model_class: type, config: object) -> None:
     model.save_pretrained(folder)
     weights = folder / "model.safetensors"
     save_file({name: stored(name, value) for name, value in load_file(weights).items()}, weights, {"format": "pt"})
-    arguments = dict(dtype=torch.float32, attn_implementation="eager")
+    arguments = {"dtype": torch.float32, "attn_implementation": "eager"}
     reference = {
         "tokens": np.array(TOKENS, np.int32),
         "logits": logits(model_class.from_pretrained(folder, **arguments)),
     }
     if folder.name == "tiny_llama":
         # The same weights with llama3 rope scaling, which GGUF files express as divisors of the frequencies.
-        scaling = dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+        scaling = {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        }
         scaling["original_max_position_embeddings"] = 128
         scaled = model_class.from_pretrained(folder, rope_parameters=scaling, **arguments)
         plain = model_class.from_pretrained(folder, **arguments)
