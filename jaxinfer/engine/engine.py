@@ -145,9 +145,10 @@ class Engine:
         """
         self.check_alive()
         start = self._clock()
+        self._is_waiting = False
         try:
             self._fill()
-            outputs = self._complete_step() if self._steps else []
+            outputs = self._complete_step() if self._steps else self._idle()
         except Exception as failure:
             outputs = self._die(failure)
         except BaseException as interrupt:
@@ -215,6 +216,12 @@ class Engine:
         times.device += result.device_seconds
         times.num_steps += 1
         return outputs
+
+    def _idle(self) -> list[RequestOutput]:
+        """Nothing runs: right without requests, and with some it would be for ever."""
+        if self.has_unfinished_requests():
+            raise RuntimeError(f"{self.num_unfinished_requests} requests wait, but the scheduler can run none of them")
+        return []
 
     def _score_prompts(self, plan: StepPlan, result: StepResult) -> None:
         for row, row_result in zip(plan.rows, result.rows, strict=True):

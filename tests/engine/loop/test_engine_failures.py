@@ -83,6 +83,17 @@ def test_interrupt_amid_host_work_kills(make_harness: Callable, monkeypatch: pyt
         harness.engine.step()
 
 
+def test_idle_step_returns_nothing_and_a_stuck_scheduler_is_an_error(
+    make_harness: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = make_harness()
+    assert harness.engine.step() == [] and not harness.engine.is_dead
+    harness.add("a")
+    monkeypatch.setattr(harness.engine.scheduler, "schedule", lambda: None)
+    (output,) = harness.engine.step()
+    assert "1 requests wait" in (output.error or "")
+
+
 @pytest.mark.parametrize("prompt_length", [1, 100])  # 100: already the first chunk of the prompt shows it
 def test_non_finite_row_ends_alone(make_harness: Callable, prompt_length: int) -> None:
     harness = make_harness()
