@@ -1,0 +1,91 @@
+"""Imports go one way, and the host side runs without JAX."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# What each package of jaxinfer may import beside itself; files of the top level of jaxinfer are "front" except the
+# foundation. A package that is not listed yet has to be put in its place here.
+FOUNDATION = {"_version", "cache_dir", "config", "typing"}
+ALLOWED = {
+    "foundation": {"models.config"},
+    "tokenizers": {"checkpoint.gguf"},  # the file reader: a GGUF file has its tokenizer inside
+    "cache": {"foundation", "models.config"},
+    "engine": {"foundation", "models.config", "cache.block_manager", "tokenizers"},
+    "sampling": {"foundation", "engine"},
+    "models": {"foundation", "pallas_kernels"},
+    "checkpoint": {"foundation", "models", "tokenizers"},
+    "planning": {"foundation", "models", "cache"},
+    "runner": {"foundation", "models", "cache", "engine", "sampling", "planning", "pallas_kernels"},
+    "front": {"foundation", "models", "cache", "engine", "runner", "sampling", "checkpoint", "planning", "tokenizers"},
+    "cli": {"foundation", "models", "engine", "runner", "checkpoint", "planning", "tokenizers", "front"},
+}
+HOST_ONLY = [*sorted((ROOT / "jaxinfer/engine").glob("*.py")), ROOT / "jaxinfer/cache/block_manager.py"]
+
+
+def source_files() -> list[Path]:
+    return sorted([*(ROOT / "jaxinfer").rglob("*.py"), *(ROOT / "pallas_kernels").rglob("*.py")])
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Every module that a file imports anywhere; `from package import module` gives the module."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            folder = ROOT / node.module.replace(".", "/")
+            for alias in node.names:
+                is_module = (folder / f"{alias.name}.py").exists() or (folder / alias.name).is_dir()
+                yield f"{node.module}.{alias.name}" if is_module else node.module
+
+
+def place(module: str) -> str:
+    """The part of the project that a module belongs to: a key of `ALLOWED`, or "pallas_kernels"."""
+    parts = module.split(".")
+    if parts[0] == "pallas_kernels":
+        return "pallas_kernels"
+    if len(parts) == 1:
+        return "foundation" if module == "jaxinfer" else module
+    if parts[1] in FOUNDATION:
+        return "foundation"
+    return parts[1] if (ROOT / "jaxinfer" / parts[1]).is_dir() else "front"
+
+
+def may_import(importer: str, imported: str) -> bool:
+    part = place(imported)
+    inside = imported.removeprefix("jaxinfer.")
+    return part == place(importer) or part in ALLOWED[place(importer)] or inside in ALLOWED[place(importer)]
+
+
+@pytest.mark.parametrize("path", source_files(), ids=module_name)
+def test_arrows_point_one_way(path: Path) -> None:
+    importer = module_name(path)
+    own = [module for module in imported_modules(path) if module.split(".")[0] in ("jaxinfer", "pallas_kernels")]
+    if importer in ("jaxinfer", "jaxinfer.__main__"):
+        return  # public names, loaded when used; the way into cli
+    if place(importer) == "pallas_kernels":
+        assert [module for module in own if place(module) != "pallas_kernels"] == []
+        return
+    assert [module for module in own if not may_import(importer, module)] == []
+
+
+@pytest.mark.parametrize("path", HOST_ONLY, ids=module_name)
+def test_host_files_do_not_name_jax(path: Path) -> None:
+    assert not {module.split(".")[0] for module in imported_modules(path)} & {"jax", "jaxlib", "flax", "pallas_kernels"}
+
+
+def test_host_side_loads_without_jax() -> None:
+    modules = ", ".join(module_name(path) for path in HOST_ONLY)
+    program = f"import {modules}, sys; print('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "False"
