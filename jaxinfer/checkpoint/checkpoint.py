@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxinfer.checkpoint import gguf_config, hf_directory
 from jaxinfer.checkpoint.gguf import read_gguf
-from jaxinfer.checkpoint.tensor import Tensor
+from jaxinfer.checkpoint.tensor import Tensor, stored_dtype
 from jaxinfer.checkpoint.weight_map import NameStyle, Placement, embedding_name, head_name, place_weights
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families.family import Family
@@ -103,8 +103,8 @@ def _open_directory(path: Path) -> Checkpoint:
     return Checkpoint(
         path=path,
         model_config=model_config,
-        dtype=_declared_dtype(config) or gguf_config.stored_dtype(tensors),
-        eos_token_ids=_token_ids(config.get("eos_token_id")) | _token_ids(generation.get("eos_token_id")),
+        dtype=_declared_dtype(config) or stored_dtype(tensors.values()),
+        eos_token_ids=_eos_ids(path / "config.json", config) | _eos_ids(generation_path, generation),
         generation_config=generation,
         placements=place_weights(family, model_config, tensors, "hf", path),
         tied_head=_tied_head(family, model_config, tensors, "hf"),
@@ -125,8 +125,8 @@ def _open_gguf(path: Path) -> Checkpoint:
     return Checkpoint(
         path=path,
         model_config=model_config,
-        dtype=gguf_config.stored_dtype(weights),
-        eos_token_ids=_token_ids([metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot")]),
+        dtype=stored_dtype(weights.values()),
+        eos_token_ids=frozenset(metadata[key] for key in gguf_config.END_KEYS if key in metadata),
         generation_config={name: metadata[key] for key, name in gguf_config.SAMPLING_KEYS.items() if key in metadata},
         placements=place_weights(family, model_config, weights, "gguf", path),
         metadata=metadata,
@@ -147,10 +147,13 @@ def _declared_dtype(config: Mapping[str, Any]) -> str | None:
     return declared if declared in DTYPES else None
 
 
-def _token_ids(value: Any) -> frozenset[int]:
-    """Ids of a config entry that may be an int, a list or null; 0 is an id."""
-    values = value if isinstance(value, list | tuple) else [value]
-    return frozenset(int(item) for item in values if item is not None)
+def _eos_ids(source: Path, config: Mapping[str, Any]) -> frozenset[int]:
+    """End-of-sequence ids of a config, where they may be an int, a list or null; 0 is an id."""
+    value = config.get("eos_token_id")
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(item, int) for item in values):
+        raise ValueError(f"{source}: eos_token_id={value!r} must be a token id, a list of them, or null")
+    return frozenset(values)
 
 
 def _warn_unknown(source: Path, keys: list[str]) -> None:

@@ -38,6 +38,7 @@ SAMPLING_KEYS = {
     "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
+END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
 ROPE_FACTORS = "rope_freqs.weight"
 
 
@@ -88,12 +89,3 @@ def model_config_of(
         values = factors.rows(0, factors.size).astype(np.float32).ravel()
         config = replace(config, rope_freq_factors=tuple(float(value) for value in values))
     return config
-
-
-def stored_dtype(tensors: Mapping[str, Tensor]) -> str:
-    """The type most values have; quantised ones count as bfloat16, whose range no dequantised weight exceeds."""
-    sizes: dict[str, int] = {}
-    for tensor in tensors.values():
-        dtype = tensor.dtype if tensor.dtype in ("float32", "float16") else "bfloat16"
-        sizes[dtype] = sizes.get(dtype, 0) + tensor.size
-    return max(sizes, key=sizes.__getitem__, default="float32")

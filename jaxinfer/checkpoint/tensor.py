@@ -1,12 +1,14 @@
 """A tensor that lies in a file and is read a few rows at a time."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import DTypeLike
+
+STORED_AS = {"float64": "float32", "float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -65,3 +67,12 @@ class Tensor:
         if self.decode is not None:
             return self.decode(mapped).reshape(count, *self.shape[1:])
         return np.asarray(mapped).view(self.storage).reshape(count, *self.shape[1:])
+
+
+def stored_dtype(tensors: Iterable[Tensor]) -> str:
+    """The 16- or 32-bit type that suits most of the values: their own; bfloat16, with its range, for quantised ones."""
+    sizes: dict[str, int] = {}
+    for tensor in tensors:
+        dtype = STORED_AS.get(tensor.dtype, "bfloat16")
+        sizes[dtype] = sizes.get(dtype, 0) + tensor.size
+    return max(sizes, key=sizes.__getitem__, default="float32")

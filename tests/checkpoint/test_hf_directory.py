@@ -208,6 +208,11 @@ def test_end_ids_are_the_union(in_config, in_generation, hf_copy):
     assert open_checkpoint(folder).eos_token_ids == left | right
 
 
+def test_end_id_that_is_none(hf_copy):
+    with pytest.raises(ValueError, match=r"config\.json: eos_token_id='</s>' must be a token id"):
+        open_checkpoint(hf_copy("tiny_llama", eos_token_id="</s>"))
+
+
 def test_generation_config(hf_copy):
     folder = hf_copy("tiny_llama")
     assert open_checkpoint(folder).generation_config == {}

@@ -120,6 +120,7 @@ def test_plain_rope_scaling_is_accepted(setting):
         (LLAMA, {"hidden_act": "mish"}, "hidden_act='mish'"),
         (LLAMA, {"num_key_value_heads": 3}, "num_key_value_heads=3 must divide num_attention_heads=4"),
         (LLAMA, {"vocab_size": None}, "no 'vocab_size'"),
+        (LLAMA, {"hidden_size": "48"}, "hidden_size='48' must be an int"),
     ],
     ids=str,
 )

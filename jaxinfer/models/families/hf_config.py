@@ -17,11 +17,13 @@ ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters"})
 REFUSED_KEYS = frozenset({"quantization_config", "partial_rotary_factor"})
 
 
-def required(config: HFConfig, key: str) -> Any:
-    """Returns a key's value; raises ValueError if it is missing or null."""
+def required_size(config: HFConfig, key: str) -> int:
+    """Returns a size of the network; raises ValueError if it is missing or not an int."""
     value = config.get(key)
     if value is None:
         raise ValueError(f"the model config has no {key!r}; without it the shape of the network is unknown")
+    if not isinstance(value, int):
+        raise ValueError(f"{key}={value!r} must be an int")
     return value
 
 

@@ -11,7 +11,7 @@ from jaxinfer.models.families.hf_config import (
     activation,
     optional,
     refuse_unsupported,
-    required,
+    required_size,
     rope_theta,
 )
 
@@ -33,11 +33,11 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     refuse_unsupported(config)
     bias = bool(optional(config, "attention_bias", False))
     return ModelConfig(
-        vocab_size=required(config, "vocab_size"),
-        hidden_size=required(config, "hidden_size"),
-        intermediate_size=required(config, "intermediate_size"),
-        num_hidden_layers=required(config, "num_hidden_layers"),
-        num_attention_heads=required(config, "num_attention_heads"),
+        vocab_size=required_size(config, "vocab_size"),
+        hidden_size=required_size(config, "hidden_size"),
+        intermediate_size=required_size(config, "intermediate_size"),
+        num_hidden_layers=required_size(config, "num_hidden_layers"),
+        num_attention_heads=required_size(config, "num_attention_heads"),
         num_key_value_heads=optional(config, "num_key_value_heads", 0),
         head_dim=optional(config, "head_dim", 0),
         max_position_embeddings=optional(config, "max_position_embeddings", 2048),
