@@ -1,0 +1,53 @@
+"""How large an engine gets on the CPU, without making one."""
+
+from typing import Any
+
+import pytest
+
+from jaxinfer.args import EngineArgs
+from jaxinfer.config import EngineConfig
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.sizing import engine_config
+
+BLOCK_BYTES = 2 * 2 * 2 * 8 * 16 * 4  # layers, K and V, KV heads, head_dim, block_size, float32
+
+
+def config(model: ModelConfig, **arguments: Any) -> EngineConfig:
+    return engine_config(EngineArgs("m", **arguments), model, "float32", loaded=None)
+
+
+def test_defaults(tiny_config: ModelConfig) -> None:
+    made = config(tiny_config)
+    scheduler = made.scheduler
+    assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens, scheduler.max_model_len) == (32, 512, 512)
+    assert scheduler.token_buckets[-1] == 512
+    assert made.cache.num_blocks == 32 * 512 // 16 + 1  # all that can ever be used; memory is no limit here
+    assert made.runner.compilation_cache_dir and made.runner.compilation_cache_dir.endswith("programs")
+
+
+def test_what_is_given_bends_what_is_not(tiny_config: ModelConfig) -> None:
+    assert config(tiny_config, max_num_batched_tokens=16).scheduler.max_num_seqs == 16
+    assert config(tiny_config, max_num_seqs=1000).scheduler.max_num_batched_tokens == 1000
+    with pytest.raises(ValueError, match="max_num_seqs=20 exceeds max_num_batched_tokens=16"):
+        config(tiny_config, max_num_seqs=20, max_num_batched_tokens=16)
+
+
+def test_pool_sizes(tiny_config: ModelConfig) -> None:
+    assert config(tiny_config, num_gpu_blocks_override=8).cache.num_blocks == 9
+    sized = config(tiny_config, kv_cache_memory_bytes=40 * BLOCK_BYTES)
+    assert sized.cache.num_blocks == 40
+    with pytest.raises(ValueError, match=r"kv_cache_memory_bytes=8192 .*max_model_len=512"):
+        config(tiny_config, kv_cache_memory_bytes=8192)
+    with pytest.raises(ValueError, match=r"gpu_memory_utilization to at least"):
+        config(tiny_config, gpu_memory_utilization=1e-9)
+
+
+def test_max_model_len(tiny_config: ModelConfig) -> None:
+    assert config(tiny_config, max_model_len=100).scheduler.max_model_len == 100
+    with pytest.raises(ValueError, match="max_model_len=513 exceeds the 512 positions"):
+        config(tiny_config, max_model_len=513)
+
+
+def test_compilation_cache_dir(tiny_config: ModelConfig) -> None:
+    assert config(tiny_config, compilation_cache_dir=False).runner.compilation_cache_dir is None
+    assert config(tiny_config, compilation_cache_dir="/x/y").runner.compilation_cache_dir == "/x/y"
