@@ -234,7 +234,9 @@ class SamplingParams:
             if not spellings:
                 raise ValueError(f"bad_words holds {word!r}, which the tokenizer turns into no tokens; remove it")
             sequences.update(dict.fromkeys(spellings))
-        return dataclasses.replace(self, bad_words_token_ids=tuple(sequences))
+        # A sequence that ends in another banned one adds nothing; several tokens cost more than one to watch for.
+        kept = [ids for ids in sequences if not any(ids[start:] in sequences for start in range(1, len(ids)))]
+        return dataclasses.replace(self, bad_words_token_ids=tuple(kept))
 
     def check_model(self, vocab_size: int, max_logprobs: int, eos_token_ids: frozenset[int]) -> None:
         """Checks what depends on the model: ids, number of logprobs, and that some token may come first.

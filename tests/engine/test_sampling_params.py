@@ -244,7 +244,8 @@ def test_bad_word_of_a_tokenizer_that_puts_a_space_first() -> None:
         {"\n": [29871, 13], "London": [4517], " London": [29871, 4517], "\nLondon": [29871, 13, 29931, 898]}
     )
     params = SamplingParams(bad_words=["London"]).with_bad_words(tokenizer)  # type: ignore[arg-type]
-    assert (4517,) in params.bad_words_token_ids and (29931, 898) in params.bad_words_token_ids
+    # 29871 4517 is banned already, because 4517 is.
+    assert params.bad_words_token_ids == ((4517,), (29931, 898))
 
 
 def test_bad_word_without_tokens_is_refused() -> None:
