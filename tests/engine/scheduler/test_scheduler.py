@@ -68,6 +68,46 @@ class TestPoolLimits:
         assert first.admission == 1
         assert max(request.admission for request in others) > 1
 
+    @pytest.fixture
+    def crowded(self, simulation):
+        """Three decodes that take a block each step, so that chunks find fewer blocks than were free at admission."""
+
+        def build(num_blocks, prompts):
+            sim = simulation(num_blocks=num_blocks, block_size=1, num_batched=8, run_ahead=0)
+            for _ in range(3):
+                sim.add(2, 30)
+            sim.step()
+            return sim, [sim.add(num_prompt, 2) for num_prompt in prompts]
+
+        return build
+
+    def test_a_chunk_shrinks_to_the_free_blocks(self, crowded):
+        sim, [request] = crowded(44, [28])
+        shares = [tokens_of(sim.step(), request) for _ in range(5)]
+        assert shares == [5, 5, 5, 5, 3]
+        assert sim.scheduler.stats.num_preemptions == 0
+        sim.run()
+        sim.check_outputs()
+
+    def test_a_prefill_takes_the_blocks_of_a_worse_prefill(self, crowded):
+        sim, [better, worse] = crowded(66, [28, 24])
+        while better.status is RequestStatus.WAITING or worse.status is RequestStatus.RUNNING:
+            sim.step()
+        assert worse.output_token_ids == better.output_token_ids == []
+        assert tokens_of(sim.plans[-1], better) >= 1
+        assert better.status is RequestStatus.RUNNING
+        sim.run()
+        sim.check_outputs()
+
+    def test_no_admission_while_the_last_token_is_in_flight(self, simulation):
+        scheduler = simulation().scheduler
+        request = new_request("r", 3, 9)
+        scheduler.add(request)
+        request.num_inflight = 1
+        assert scheduler.schedule() is None
+        request.num_inflight = 0
+        assert scheduler.schedule().num_tokens == 3
+
 
 class TestLengths:
     """Field case 20: exactly as many tokens as the limits allow."""
@@ -102,10 +142,10 @@ class TestFairness:
     @pytest.mark.parametrize("num_long", [1, 2, 3])
     @pytest.mark.parametrize("num_batched", [16, 32, 256])
     def test_a_long_prefill_starves_nobody(self, simulation, num_long, num_batched):
-        sim = simulation(num_blocks=2000, block_size=16, num_batched=num_batched)
-        running = sim.add(4, 500)
+        sim = simulation(num_blocks=300, block_size=16, num_batched=num_batched)
+        running = sim.add(4, 300)
         sim.step()
-        longs = [sim.add(2000, 3) for _ in range(num_long)]
+        longs = [sim.add(1000, 3) for _ in range(num_long)]
         sim.step()
         short = sim.add(5, 3)
         sim.run()
@@ -267,6 +307,14 @@ class TestBuckets:
         sim.add(100, 2)
         assert sim.step().num_tokens == 100
 
+    def test_trimming_lets_nobody_overtake(self, simulation):
+        sim = simulation(num_blocks=200, num_batched=128, buckets=(16, 32, 64, 128))
+        first, second, third = sim.add(62, 2), sim.add(10, 2), sim.add(2, 2)
+        plan = sim.step()
+        assert [row.request for row in plan.rows] == [first]
+        plan = sim.step()
+        assert [row.request for row in plan.rows] == [first, second, third]
+
     def test_decodes_are_never_trimmed(self, simulation):
         sim = simulation(num_seqs=5, buckets=(4, 32))
         for _ in range(5):
@@ -294,12 +342,13 @@ class TestPromptLogprobs:
 class TestCounters:
     def test_kv_waste_is_what_blocks_hold_beyond_tokens(self, simulation):
         sim = simulation(block_size=4, run_ahead=0)
-        sim.add(3, 3)
-        sim.run()
-        # 3 of 4 slots, then 4 of 4, then 5 of 8.
+        for _ in range(2):
+            sim.add(3, 3)
+            sim.run()
+        # 3 of 4 slots, then 4 of 4, then 5 of 8, and the same again.
         assert sim.scheduler.stats.kv_waste_mean == pytest.approx((1 / 4 + 0 + 3 / 8) / 3)
         assert sim.scheduler.stats.kv_waste_worst == pytest.approx(3 / 8)
-        assert (sim.scheduler.stats.num_steps, sim.scheduler.stats.num_tokens) == (3, 5)
+        assert (sim.scheduler.stats.num_steps, sim.scheduler.stats.num_tokens) == (6, 10)
 
     def test_kv_waste_is_weighted_by_time(self):
         scheduler = Scheduler(SchedulerConfig(4, 8, 100), CacheConfig(4, 10))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 SHAPES = st.fixed_dictionaries(
     {
-        "num_blocks": st.integers(4, 30),
+        "num_blocks": st.integers(4, 70),
         "block_size": st.sampled_from([1, 2, 4, 8]),
         "run_ahead": st.integers(0, 1),
         "num_seqs": st.integers(1, 6),
