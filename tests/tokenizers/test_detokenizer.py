@@ -12,7 +12,9 @@ from tokenizers import decoders
 
 from jaxinfer.tokenizers.detokenizer import Detokenizer
 from jaxinfer.tokenizers.hf import HFTokenizer
+from jaxinfer.tokenizers.pieces import SentencePieces
 from jaxinfer.tokenizers.sentencepiece import SentencePieceTokenizer
+from jaxinfer.tokenizers.text_stream import SentencePieceStream
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
@@ -190,6 +192,11 @@ def test_stop_completed_by_an_early_token_is_text(bpe_tokenizer: HFTokenizer) ->
         assert stream(bpe_tokenizer, ids, stop=["ab"], min_tokens=min_tokens).text == text
 
 
+def test_early_stop_stays_text_beside_a_longer_stop(bpe_tokenizer: HFTokenizer) -> None:
+    ids = byte_ids(bpe_tokenizer, "abxxab")
+    assert stream(bpe_tokenizer, ids, stop=["ab", "zzzzzz"], min_tokens=2).text == "abxx"
+
+
 def test_stop_in_byte_fallback_is_found_at_once(spm_tokenizer: SentencePieceTokenizer) -> None:
     detokenizer = Detokenizer(spm_tokenizer, [], stop=["😁"])
     found = [detokenizer.append(3 + byte) for byte in "é😁".encode()]
@@ -210,12 +217,49 @@ def test_empty_stop_string_is_refused(bpe_tokenizer: HFTokenizer) -> None:
         Detokenizer(bpe_tokenizer, [], stop=["a", ""])
 
 
-def test_a_tokenizer_of_the_users_own_needs_the_protocol_only(wordpiece: tokenizers.Tokenizer) -> None:
-    class Own:
-        all_special_ids = frozenset({1})
+class Own:
+    """A tokenizer of a user's, with no more than the protocol asks for."""
 
-        def decode(self, token_ids: Sequence[int], **_: Any) -> str:
-            return wordpiece.decode(list(token_ids), skip_special_tokens=False)
+    all_special_ids = frozenset({1})
 
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self.backend = backend
+
+    def decode(self, token_ids: Sequence[int], **_: Any) -> str:
+        return self.backend.decode(list(token_ids), skip_special_tokens=False)
+
+
+def test_a_tokenizer_of_the_users_own(wordpiece: tokenizers.Tokenizer) -> None:
+    own: Any = Own(wordpiece)
     ids = wordpiece.encode("the quick brown fox said hello").ids
-    assert stream(Own(), ids).text == "the quick brown fox said hello"  # type: ignore[arg-type]
+    assert stream(own, ids).text == "the quick brown fox said hello"
+    prompt = wordpiece.encode("the quick").ids
+    assert stream(own, ids[len(prompt) :], prompt).text == " brown fox said hello"
+
+
+@settings(deadline=None)
+@given(text=st.text("the fox 你好😀é", max_size=12))
+def test_a_tokenizer_of_the_users_own_with_split_characters(
+    bpe: tokenizers.Tokenizer, bpe_tokenizer: HFTokenizer, text: str
+) -> None:
+    own: Any = Own(bpe)
+    assert stream(own, byte_ids(bpe_tokenizer, text)).text == text
+
+
+def test_prompt_ends_with_three_quarters_of_a_character(bpe_tokenizer: HFTokenizer) -> None:
+    *head, last = byte_ids(bpe_tokenizer, "x😀")
+    assert stream(bpe_tokenizer, [last], head).text == "😀"
+
+
+def test_added_token_outside_the_byte_alphabet_stands_for_itself(bpe: tokenizers.Tokenizer) -> None:
+    backend = tokenizers.Tokenizer.from_str(bpe.to_str())
+    backend.add_tokens(["é x", "é"])
+    tokenizer = HFTokenizer(backend, special_tokens={}, templates={})
+    plain, alphabet = backend.token_to_id("é x"), backend.token_to_id("é")
+    assert stream(tokenizer, [plain, alphabet]).text == backend.decode([plain, alphabet]) == "é x\ufffd"
+
+
+def test_empty_piece_does_not_use_up_the_leading_space() -> None:
+    pieces = SentencePieces(["", "▁a"].__getitem__, strip_leading_space=True)
+    text = SentencePieceStream(pieces, frozenset())
+    assert [text.push(0), text.push(1), text.push(1)] == ["", "a", " a"]

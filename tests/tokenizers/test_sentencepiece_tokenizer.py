@@ -81,6 +81,12 @@ def test_added_tokens(spm: Processor, spm_model: bytes, model_dir: ModelDir) -> 
     assert n + 1 in tokenizer.encode("<tool>", split_special_tokens=True)
 
 
+def test_longest_added_token_wins(spm: Processor, spm_model: bytes, model_dir: ModelDir) -> None:
+    n = spm.vocab_size()
+    tokenizer = load_tokenizer(model_dir(spm_model, added_tokens={"<a>": n, "<a>b": n + 1}))
+    assert tokenizer.encode("<a>b<a>") == [1, n + 1, n]
+
+
 def test_added_token_that_contradicts_the_model(spm_model: bytes, model_dir: ModelDir) -> None:
     path = model_dir(spm_model, added_tokens={"<mine>": 5})
     with pytest.raises(ValueError, match="tokenizer.model: added token '<mine>' has the id 5"):
