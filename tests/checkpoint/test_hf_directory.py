@@ -241,3 +241,10 @@ def test_no_weight_is_read_before_the_whole_checkpoint_is_checked(hf_copy, monke
     folder = hf_copy("tiny_llama_tied", lambda tensors: tensors.update({HEAD: tensors[EMBEDDING] + 1}))
     monkeypatch.setattr(np, "memmap", None)
     assert isinstance(open_checkpoint(folder).path, Path)
+
+
+def test_tokenizer_of_a_directory(hf_copy, byte_tokenizer_json):
+    folder = hf_copy("tiny_llama")
+    (folder / "tokenizer.json").write_text(byte_tokenizer_json)
+    tokenizer = open_checkpoint(folder).tokenizer()
+    assert tokenizer.encode("hé") == list("hé".encode())
