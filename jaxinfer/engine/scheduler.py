@@ -5,12 +5,13 @@ from typing import NamedTuple
 
 from jaxinfer.cache.block_manager import BlockManager
 from jaxinfer.config import CacheConfig, SchedulerConfig
-from jaxinfer.engine.chunk_draft import ChunkDraft, num_to_score
+from jaxinfer.engine.chunk_draft import ChunkDraft
 from jaxinfer.engine.kv_waste import KVWaste
-from jaxinfer.engine.plan import RowResult, ScheduledRow, StepPlan, StepResult
+from jaxinfer.engine.plan import RowResult, StepPlan, StepResult
 from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.running_set import RunningSet
 from jaxinfer.engine.scheduler_stats import SchedulerStats
+from jaxinfer.engine.step_rows import chunk_rows, decode_rows
 from jaxinfer.engine.waiting_queue import WaitingQueue
 
 
@@ -188,7 +189,7 @@ class Scheduler:
         chunks = self._choose_chunks(prefills, len(decodes))
         placed = self._grow_chunks(chunks[: len(prefills)], decodes)
         placed += self._admit_chunks(chunks[len(prefills) :])
-        rows = _decode_rows(decodes) + _chunk_rows(placed)
+        rows = decode_rows(decodes) + chunk_rows(placed)
         if not rows:
             return None
         num_tokens = len(decodes) + sum(share for _, share in placed)
@@ -331,26 +332,3 @@ def _drawn_token(result: RowResult) -> int:
     if result.token_id is None:
         raise ValueError("a row that samples brought back no token")
     return result.token_id
-
-
-def _decode_rows(requests: list[Request]) -> list[ScheduledRow]:
-    """Rows of one token each; counts the tokens they will draw."""
-    rows = []
-    for request in requests:
-        start = request.num_computed_tokens
-        rows.append(ScheduledRow(request, start, 1, True, 0, request.num_inflight > 0))
-        request.num_computed_tokens = start + 1
-        request.num_inflight += 1
-    return rows
-
-
-def _chunk_rows(chunks: list[tuple[Request, int]]) -> list[ScheduledRow]:
-    """Rows of prefill chunks; those that reach the last known token draw the next."""
-    rows = []
-    for request, share in chunks:
-        start = request.num_computed_tokens
-        samples = start + share == request.num_tokens
-        rows.append(ScheduledRow(request, start, share, samples, min(share, num_to_score(request))))
-        request.num_computed_tokens = start + share
-        request.num_inflight += samples
-    return rows

@@ -90,12 +90,13 @@ class TestPoolLimits:
         sim.check_outputs()
 
     def test_a_prefill_takes_the_blocks_of_a_worse_prefill(self, crowded):
-        sim, [better, worse] = crowded(66, [28, 24])
-        while better.status is RequestStatus.WAITING or worse.status is RequestStatus.RUNNING:
-            sim.step()
-        assert worse.output_token_ids == better.output_token_ids == []
-        assert tokens_of(sim.plans[-1], better) >= 1
-        assert better.status is RequestStatus.RUNNING
+        sim, [better, worse] = crowded(73, [28, 30])
+        for _ in range(8):
+            assert (tokens_of(sim.step(), better), tokens_of(sim.plans[-1], worse)) == (2, 3)
+        assert sim.scheduler.stats.num_free_blocks == 3
+        plan = sim.step()
+        assert [row.request for row in plan.rows[3:]] == [better]
+        assert (worse.status, worse.num_computed_tokens) == (RequestStatus.WAITING, 0)
         sim.run()
         sim.check_outputs()
 
