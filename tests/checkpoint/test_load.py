@@ -4,12 +4,14 @@ import json
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
-from jaxinfer.checkpoint import load_params, open_checkpoint, resolve_dtype
+from jaxinfer.checkpoint import load, load_params, open_checkpoint, resolve_dtype
 from jaxinfer.models.families.llama import LLAMA
 
 # 604 MB of float32 weights, the embedding (131 MB) being the largest.
@@ -31,7 +33,7 @@ def status(key):
     return int(next(line for line in open("/proc/self/status") if line.startswith(key)).split()[1]) * 1024
 jax.block_until_ready(jax.numpy.zeros(8))
 before = status("VmRSS")
-from jaxinfer.checkpoint import load_params, open_checkpoint
+from jaxinfer.checkpoint import load, load_params, open_checkpoint
 params = load_params(open_checkpoint(Path(sys.argv[1])), "float32")
 print(status("VmHWM") - before, sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
 """
@@ -99,3 +101,25 @@ def test_resolve_dtype(dtype, stored, platform, expected):
 def test_resolve_dtype_refuses_others():
     with pytest.raises(ValueError, match="dtype='int8' must be 'auto', 'float32', 'bfloat16' or 'float16'"):
         resolve_dtype("int8", "float32", "cpu")
+
+
+@pytest.mark.parametrize("chunk", [1, 700, 5000])
+def test_reading_in_chunks_changes_nothing(chunk, gguf_twin, hf_copy, monkeypatch):
+    def head(tensors: dict[str, np.ndarray]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+
+    for path in (gguf_twin("tiny_llama", "Q8_0"), hf_copy("tiny_llama_tied", head)):
+        expected = load_params(open_checkpoint(path), "float32")
+        with monkeypatch.context() as patch:
+            patch.setattr(load, "CHUNK_VALUES", chunk)
+            chunked = load_params(open_checkpoint(path), "float32")
+        jax.tree.map(np.testing.assert_array_equal, chunked, expected)
+
+
+def test_a_large_file_with_a_wrong_config_fails_at_once(tmp_path):
+    write_zeros(tmp_path, "F32")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"intermediate_size": 4097}))
+    start = time.monotonic()
+    with pytest.raises(ValueError, match=r"gate_proj\.weight is \[4096, 1024\] but the config says \[4097, 1024\]"):
+        open_checkpoint(tmp_path)
+    assert time.monotonic() - start < 5

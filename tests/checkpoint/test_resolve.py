@@ -194,6 +194,12 @@ def test_hub_refusals(kind, message, fake_hub, tmp_path):
         resolve_model("some-org/tiny", revision="v9", cache_dir=tmp_path)
 
 
+def test_hub_model_without_safetensors(fake_hub, tmp_path):
+    fake_hub(None, tmp_path)
+    with pytest.raises(ValueError, match=r"no config\.json with safetensors.*hf download some-org/tiny FILE"):
+        resolve_model("some-org/tiny", cache_dir=tmp_path)
+
+
 def test_hub_for_real_without_a_network(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
