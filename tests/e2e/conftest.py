@@ -45,7 +45,16 @@ def llm(text_config: ModelConfig, text_params: Any, tokenizer_dir: Path) -> Iter
 
 @pytest.fixture(scope="module")
 def async_llm(text_config: ModelConfig, text_params: Any, tokenizer_dir: Path) -> Iterator[AsyncLLM]:
+    """The same for asyncio; a step takes 10 ms at least, so 500 tokens are not done within two seconds."""
     with AsyncLLM(model_config=text_config, params=text_params, tokenizer=tokenizer_dir, **SMALL) as engine:
+        runner: Any = engine._parts.engine.runner
+        execute = runner.execute
+
+        def slowly(plan: Any) -> Any:
+            time.sleep(0.01)
+            return execute(plan)
+
+        runner.execute = slowly
         yield engine
         assert is_idle(engine)
 

@@ -191,6 +191,7 @@ def test_priorities(text_config: Any, text_params: Any, small: dict[str, Any]) -
 def test_ctrl_c_drops_the_call_and_leaves_the_engine_usable(llm: LLM, idle: Callable[[LLM], bool]) -> None:
     expected = llm.generate("abc", GREEDY, use_tqdm=False)
     handler = signal.getsignal(signal.SIGINT)
+    generated = llm.stats().num_generated_tokens
 
     def press_when_busy() -> None:
         while llm.stats().num_running == 0:
@@ -202,6 +203,7 @@ def test_ctrl_c_drops_the_call_and_leaves_the_engine_usable(llm: LLM, idle: Call
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["abc"] * 40, SamplingParams(max_tokens=None, ignore_eos=True), use_tqdm=False)
     presser.join()
+    assert llm.stats().num_generated_tokens - generated < 40 * 500 / 2
     assert signal.getsignal(signal.SIGINT) is handler
     assert idle(llm)
     assert ids(llm.generate("abc", GREEDY, use_tqdm=False)) == ids(expected)
