@@ -86,11 +86,12 @@ def engine_config(args: EngineArgs, model: ModelConfig, dtype: str, loaded: Para
 
 
 def device_memory(platform: str) -> DeviceMemory:
-    """Memory of JAX's default device; of the machine where that is the CPU."""
+    """Memory of JAX's default device (what JAX's allocator may take of it); of the machine where that is the CPU.
+    Zero where the device does not tell."""
     if platform == "cpu":
         host = host_memory()
         return DeviceMemory(host.total_bytes, host.available_bytes)
-    stats = jax.local_devices()[0].memory_stats()
+    stats = jax.local_devices()[0].memory_stats() or {"bytes_limit": 0, "bytes_in_use": 0}
     return DeviceMemory(stats["bytes_limit"], stats["bytes_limit"] - stats["bytes_in_use"])
 
 
@@ -142,6 +143,11 @@ def _num_blocks(
     if args.kv_cache_memory_bytes is not None:
         return num_kv_blocks_in(
             args.kv_cache_memory_bytes, block_bytes=block_bytes, block_size=args.block_size, max_model_len=longest
+        )
+    if not budget.total_bytes:
+        raise ValueError(
+            f"gpu_memory_utilization={args.gpu_memory_utilization} is a share of the device's memory, whose size "
+            "JAX does not tell here; give kv_cache_memory_bytes or num_gpu_blocks_override"
         )
     if platform == "cpu":
         return cpu_num_kv_blocks(

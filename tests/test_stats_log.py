@@ -1,0 +1,32 @@
+"""The log line about the engine's load."""
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxinfer import stats_log
+from jaxinfer.stats_log import StatsLog
+
+
+def fake_engine(computed: int, generated: int) -> Any:
+    stats = SimpleNamespace(
+        num_computed_tokens=computed, num_generated_tokens=generated, num_running=3, num_waiting=2, num_preemptions=1
+    )
+    return SimpleNamespace(stats=lambda: stats)
+
+
+def test_a_line_every_interval(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    now = [100.0]
+    monkeypatch.setattr(stats_log.time, "monotonic", lambda: now[0])
+    caplog.set_level(logging.INFO, logger="jaxinfer")
+    log, silent = StatsLog(10.0), StatsLog(None)
+    for seconds, computed, generated in [(5, 50, 5), (5, 200, 50), (9, 300, 60), (11, 600, 90)]:
+        now[0] += seconds
+        log.tick(fake_engine(computed, generated))
+        silent.tick(fake_engine(computed, generated))
+    assert [record.getMessage() for record in caplog.records] == [
+        "computed 20.0 tokens/s, generated 5.0 tokens/s, running 3, waiting 2, preemptions so far 1",
+        "computed 20.0 tokens/s, generated 2.0 tokens/s, running 3, waiting 2, preemptions so far 1",
+    ]
