@@ -65,8 +65,7 @@ def load_params(
     from jaxinfer.models.decoder import param_shapes
 
     _check_tied_head(checkpoint)
-    tree = param_shapes(checkpoint.model_config, np.dtype(_numpy_dtype(dtype)))
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(param_shapes(checkpoint.model_config, dtype))
     sources = _by_leaf(checkpoint)
     arrays = []
     total = sum(placement.tensor.nbytes for placement in checkpoint.placements)
@@ -84,12 +83,6 @@ def load_params(
     return jax.tree_util.tree_unflatten(treedef, arrays)
 
 
-def _numpy_dtype(name: str) -> Any:
-    import ml_dtypes
-
-    return ml_dtypes.bfloat16 if name == "bfloat16" else name
-
-
 def _by_leaf(checkpoint: Checkpoint) -> dict[str, list[Placement]]:
     sources: dict[str, list[Placement]] = {}
     for placement in checkpoint.placements:
@@ -97,7 +90,7 @@ def _by_leaf(checkpoint: Checkpoint) -> dict[str, list[Placement]]:
     return sources
 
 
-def _aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT

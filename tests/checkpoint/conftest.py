@@ -91,26 +91,13 @@ def gguf_twin(data_dir: Path, tmp_path: Path) -> Callable[..., Path]:
     import gguf
     from safetensors.numpy import load_file
 
-    def permuted(tensor: np.ndarray, heads: int) -> np.ndarray:
-        """The converter's reordering of llama's q and k rows: from half a head apart to side by side."""
-        return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
-
     def write(
         name: str, kind: str = "F32", extra: Mapping[str, np.ndarray] | None = None, metadata: Any = None
     ) -> Path:
         config = json.loads((data_dir / name / "config.json").read_text())
         arch, path = config["model_type"], tmp_path / f"{name}-{kind}.gguf"
         writer = gguf.GGUFWriter(path, arch)
-        writer.add_block_count(config["num_hidden_layers"])
-        writer.add_context_length(config["max_position_embeddings"])
-        writer.add_embedding_length(config["hidden_size"])
-        writer.add_feed_forward_length(config["intermediate_size"])
-        writer.add_head_count(config["num_attention_heads"])
-        writer.add_head_count_kv(config["num_key_value_heads"])
-        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-        writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-        writer.add_eos_token_id(config["eos_token_id"])
-        writer.add_token_list(["<unk>", "<s>", "</s>"])
+        _add_metadata(writer, config)
         for key, value in (metadata or {}).items():
             writer.add_uint32(key, value)
         qtype = gguf.GGMLQuantizationType[kind]
@@ -118,7 +105,7 @@ def gguf_twin(data_dir: Path, tmp_path: Path) -> Callable[..., Path]:
             tensor = tensor.astype(np.float32)
             for part, heads in (("q_proj", config["num_attention_heads"]), ("k_proj", config["num_key_value_heads"])):
                 if part in hf_name and arch == "llama":
-                    tensor = permuted(tensor, heads)
+                    tensor = _permuted(tensor, heads)
             ours = hf_name
             for old, new in GGUF_NAMES.items():
                 ours = ours.replace(old, new)
@@ -135,3 +122,21 @@ def gguf_twin(data_dir: Path, tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+def _add_metadata(writer: Any, config: Mapping[str, Any]) -> None:
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_token_list(["<unk>", "<s>", "</s>"])
+
+
+def _permuted(tensor: np.ndarray, heads: int) -> np.ndarray:
+    """The converter's reordering of llama's q and k rows: from half a head apart to side by side."""
+    return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
