@@ -185,11 +185,10 @@ def measure(
 ) -> Measurement:
     """One engine, one workload, one round."""
     sets = prompt_sets(workload, args, round_number)
-    clock = CpuClock()
     prefill_seconds = session.generate(next(sets), 1).seconds if workload.subtracts_prefill else None
-    clock.restart()
+    clock = CpuClock(session.pid)
     run = session.generate(next(sets), workload.output_len)
-    other_load = clock.other_load(run.cpu_seconds, threads)
+    other_load = clock.other_load(threads)
     speed = workload.tokens_per_second(run.seconds, prefill_seconds)
     print(f"round {round_number + 1} {workload.name:10} {session.spec.label:24} {speed:8.1f} tok/s", file=sys.stderr)
     return Measurement(

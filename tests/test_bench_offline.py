@@ -45,7 +45,7 @@ class FakeEngine:
 def timed(engine, prompts, max_tokens):
     real = original(engine, prompts, max_tokens)
     step = {"fast": 0.125, "slow": 0.25}.get(engine.request.variant, 1.0)
-    return real | {"seconds": 0.5 + step * (max_tokens - 1), "cpu_seconds": 0.0}
+    return real | {"seconds": 0.5 + step * (max_tokens - 1)}
 
 
 original, worker._timed_generate = worker._timed_generate, timed

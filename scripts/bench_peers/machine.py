@@ -24,20 +24,19 @@ def machine_facts(threads: int) -> dict[str, str]:
 
 
 class CpuClock:
-    """The machine's busy time since it was made or restarted."""
+    """Counts, from its making on, the machine's busy time that does not belong to process `pid` and its children."""
 
-    def __init__(self) -> None:
-        self.restart()
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._time, self._others = time.perf_counter(), self._other_seconds()
 
-    def restart(self) -> None:
-        """Count from now on."""
-        self._busy, self._time = _busy_seconds(), time.perf_counter()
-
-    def other_load(self, own_cpu_seconds: float, cores: int) -> float:
-        """Share (0 to 1) of `cores` that was busy with, or withheld for, anything but `own_cpu_seconds` of work."""
+    def other_load(self, cores: int) -> float:
+        """Share (0 to 1) of `cores` that was busy with, or withheld for, somebody else."""
         elapsed = time.perf_counter() - self._time
-        other = _busy_seconds() - self._busy - own_cpu_seconds
-        return min(max(other / (elapsed * cores), 0.0), 1.0)
+        return min(max((self._other_seconds() - self._others) / (elapsed * cores), 0.0), 1.0)
+
+    def _other_seconds(self) -> float:
+        return _busy_seconds() - _tree_seconds(self._pid)
 
 
 def _busy_seconds() -> float:
@@ -45,6 +44,24 @@ def _busy_seconds() -> float:
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     user, nice, system, _idle, _iowait, irq, softirq, steal = fields
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _tree_seconds(root: int) -> float:
+    """CPU seconds, so far, of process `root`, its live descendants, and the children that they have waited for."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it ended meanwhile
+            continue
+        pid = int(stat.parent.name)
+        parents[pid] = int(fields[1])
+        ticks[pid] = sum(int(field) for field in fields[11:15])
+    tree = {root}
+    while grown := {pid for pid, parent in parents.items() if parent in tree} - tree:
+        tree |= grown
+    return sum(ticks.get(pid, 0) for pid in tree) / os.sysconf("SC_CLK_TCK")
 
 
 def _cpuinfo(key: str) -> str | None:

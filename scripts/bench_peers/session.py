@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import threading
 from collections.abc import Mapping
@@ -28,10 +31,9 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class Run:
-    """One timed generate call. `cpu_seconds` is what the engine's own process used, all threads."""
+    """One timed generate call."""
 
     seconds: float
-    cpu_seconds: float
     token_ids: list[list[int]]
 
 
@@ -52,6 +54,7 @@ class EngineSession:
                 stderr=log,
                 text=True,
                 env=dict(environment),
+                start_new_session=True,  # an engine's own processes end with it, and Ctrl-C is for us to handle
             )
 
     def load(self, *, threads: int, max_model_len: int, max_num_seqs: int) -> None:
@@ -80,12 +83,20 @@ class EngineSession:
         try:
             self._process.communicate(json.dumps({"op": "exit"}) + "\n", timeout=30)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill()
             self._process.communicate()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
-        watchdog = threading.Timer(self.timeout, self._process.kill)
+        watchdog = threading.Timer(self.timeout, self._kill)
         watchdog.start()
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
