@@ -330,6 +330,15 @@ class TestPromptLogprobs:
         sim.add(10, 2, prompt_logprobs=0)
         assert [sim.step().num_tokens for _ in range(4)] == [4, 4, 2, 1]
 
+    def test_several_share_the_spare_rows(self, simulation):
+        sim = simulation(num_seqs=6)
+        requests = [sim.add(20, 2, prompt_logprobs=0) for _ in range(3)]
+        plan = sim.step()
+        # Half of the 5 spare rows beside its own, half of what then is spare, and the rest.
+        assert [tokens_of(plan, request) for request in requests] == [3, 2, 1]
+        sim.run()
+        sim.check_outputs()
+
     @pytest.mark.parametrize("num_seqs", [2, 4])
     def test_it_does_not_keep_others_out(self, simulation, num_seqs):
         sim = simulation(num_seqs=num_seqs)
@@ -367,6 +376,17 @@ class TestCounters:
         later = sim.add(3, 9)
         sim.step()
         assert later.slot == 1
+
+
+def test_counts_stay_right_when_the_head_of_the_queue_is_aborted(simulation):
+    sim = simulation(num_seqs=1)
+    requests = [sim.add(3, 2) for _ in range(6)]
+    sim.step()
+    for expected, request in zip((4, 3), requests[1:3], strict=True):
+        sim.scheduler.abort(request.request_id)
+        assert sim.scheduler.num_waiting == expected
+    sim.run()
+    sim.check_outputs()
 
 
 def step_seconds(num_running: int, num_waiting: int) -> float:
