@@ -42,7 +42,7 @@ class EngineParts:
     ) -> None:
         self._engine: Engine | None = engine
         self._runner = runner
-        self._defaults = defaults
+        self.defaults = defaults
         self.tokenizer = tokenizer
 
     @property
@@ -54,7 +54,7 @@ class EngineParts:
 
     def default_sampling_params(self) -> SamplingParams:
         """What requests get that bring no parameters."""
-        return SamplingParams(**self._defaults)
+        return SamplingParams(**self.defaults)
 
     def update_params(self, params: Params) -> None:
         """Checks new parameters and swaps them; to be called between two steps."""

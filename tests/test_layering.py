@@ -24,7 +24,12 @@ ALLOWED = {
     "planning": {"foundation", "models", "cache"},
     "runner": {"foundation", "models", "cache", "engine", "sampling", "planning", "pallas_kernels"},
     "front": {"foundation", "models", "cache", "engine", "runner", "sampling", "checkpoint", "planning", "tokenizers"},
-    "cli": {"foundation", "models", "engine", "runner", "checkpoint", "planning", "tokenizers", "front"},
+    "openai": {"foundation", "engine", "tokenizers", "front"},
+    "bench": {"foundation", "engine", "front"},
+    "cli": {
+        *("foundation", "models", "engine", "runner", "checkpoint", "planning", "tokenizers", "front"),
+        *("openai", "bench"),
+    },
 }
 HOST_ONLY = [*sorted((ROOT / "jaxinfer/engine").glob("*.py")), ROOT / "jaxinfer/cache/block_manager.py"]
 

@@ -1,0 +1,1 @@
+"""Measuring how fast an engine serves a workload."""

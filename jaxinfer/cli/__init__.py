@@ -1,0 +1,1 @@
+"""The command line: one file a subcommand, which turns arguments into settings and calls the library."""

@@ -1,0 +1,84 @@
+"""The `jaxinfer` command."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from jaxinfer._version import __version__
+from jaxinfer.cli import batch, bench, chat, collect_env, generate
+from jaxinfer.cli.engine_options import unbuilt_options
+
+EPILOG = """\
+Exit status: 0 done, 1 the engine failed, 2 bad input, 130 stopped with Ctrl-C.
+Environment: JAXINFER_CACHE_DIR is where models and compiled programs are kept; JAXINFER_TRACEBACK=1 shows where an
+error was raised.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand; never raises, except with JAXINFER_TRACEBACK set.
+
+    Args:
+        argv: the words after the program's name; None takes sys.argv's.
+
+    Returns:
+        The exit status.
+    """
+    try:
+        return _run(sys.argv[1:] if argv is None else argv)
+    except SystemExit as stop:  # argparse has written help, the version or what is wrong
+        return stop.code if isinstance(stop.code, int) else 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read the output has left. Nothing may be written to it any more, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (ValueError, TypeError, OSError) as error:
+        return _report(error, 2)
+    except RuntimeError as error:
+        return _report(error, 1)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; `run` of what it returns is the subcommand's function."""
+    parser = argparse.ArgumentParser(
+        prog="jaxinfer",
+        description="LLM inference in JAX.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"jaxinfer {__version__}")
+    commands = parser.add_subparsers(title="subcommands", metavar="COMMAND", required=True)
+    for module in (generate, chat, batch, bench, collect_env):
+        module.add_parser(commands)
+    return parser
+
+
+def _run(words: Sequence[str]) -> int:
+    parser = build_parser()
+    if not words:
+        parser.print_help(sys.stderr)
+        return 2
+    arguments, unknown = parser.parse_known_args(words)
+    if unknown:
+        try:
+            given = unbuilt_options(unknown)
+        except ValueError as error:
+            parser.error(str(error))
+        if not hasattr(arguments, "engine_model"):
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        vars(arguments).update(given)
+    status: int = arguments.run(arguments)
+    sys.stdout.flush()
+    return status
+
+
+def _report(error: Exception, status: int) -> int:
+    if os.environ.get("JAXINFER_TRACEBACK"):
+        raise error
+    sys.stdout.flush()
+    print(f"jaxinfer: error: {error or type(error).__name__}", file=sys.stderr)
+    return status

@@ -1,0 +1,1 @@
+"""The OpenAI API's request and response bodies, and files of them."""

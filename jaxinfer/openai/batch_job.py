@@ -1,0 +1,123 @@
+"""A batch job: the lines of a file through an engine, results written as they finish."""
+
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxinfer.engine.engine import Engine
+from jaxinfer.engine.outputs import RequestOutput
+from jaxinfer.openai.batch_input import BatchLine
+from jaxinfer.openai.batch_output import LINE_ID, BatchOutput
+from jaxinfer.openai.request import ApiRequest, RequestReader
+from jaxinfer.openai.response import response_body
+from jaxinfer.request_loop import RequestLoop
+
+
+@dataclass
+class _Serving:
+    """A line whose prompts are in the engine."""
+
+    line: BatchLine
+    request: ApiRequest
+    outputs: dict[int, RequestOutput] = field(default_factory=dict)
+
+
+class BatchJob:
+    """Serves batch lines; a few more than can run at once are read ahead.
+
+    Args:
+        engine: nobody else steps it meanwhile.
+        reader: of request bodies.
+        output: where results go.
+        model_name: of the responses.
+        on_result: called after each line's result is on the disk, with whether it is an error.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        reader: RequestReader,
+        output: BatchOutput,
+        model_name: str,
+        on_result: Callable[[bool], None] = lambda is_error: None,
+    ) -> None:
+        self._engine = engine
+        self._reader = reader
+        self._output = output
+        self._model_name = model_name
+        self._on_result = on_result
+        self._serving: dict[str, tuple[_Serving, int]] = {}
+        self._results: list[dict[str, Any]] = []
+
+    def run(self, lines: Iterable[BatchLine]) -> None:
+        """Serves lines until there are no more.
+
+        Raises:
+            EngineDeadError: a step failed. Lines under way have no result; a later job does them.
+            KeyboardInterrupt: on Ctrl-C, after the results of the current step are written.
+        """
+        window = 2 * self._engine.config.scheduler.max_num_seqs
+        remaining = iter(lines)
+        line = next(remaining, None)
+        with RequestLoop(self._engine) as loop:
+            while line is not None or len(loop):
+                while line is not None and len(loop) < window and len(self._results) < window:
+                    self._begin(line, loop)
+                    line = next(remaining, None)
+                if len(loop):
+                    for output in loop.step():
+                        self._collect(output)
+                self._write()
+
+    def _begin(self, line: BatchLine, loop: RequestLoop) -> None:
+        added: list[str] = []
+        try:
+            if line.error is not None:
+                raise ValueError(line.error)
+            request = self._reader.read(line.url, line.body)
+            serving = _Serving(line, request)
+            for place, prompt in enumerate(request.prompts):
+                request_id = f"{line.number}-{place}"
+                loop.add(request_id, prompt, request.params)
+                added.append(request_id)
+                self._serving[request_id] = (serving, place)
+        except (ValueError, TypeError) as error:
+            loop.abort(*added)
+            for request_id in added:
+                del self._serving[request_id]
+            self._results.append(_result(line, 400, error=str(error)))
+
+    def _collect(self, output: RequestOutput) -> None:
+        serving, place = self._serving.pop(output.request_id)
+        serving.outputs[place] = output
+        if len(serving.outputs) == len(serving.request.prompts):
+            self._results.append(self._answer(serving))
+
+    def _answer(self, serving: _Serving) -> dict[str, Any]:
+        outputs = [serving.outputs[place] for place in sorted(serving.outputs)]
+        errors = [output.error for output in outputs if output.error is not None]
+        if errors:
+            return _result(serving.line, 500, error=errors[0])
+        body = response_body(
+            serving.request, outputs, body_id=uuid.uuid4().hex, created=int(time.time()), model=self._model_name
+        )
+        return _result(serving.line, 200, body=body)
+
+    def _write(self) -> None:
+        if self._results:
+            self._output.write(self._results)
+            for result in self._results:
+                self._on_result(result["error"] is not None)
+            self._results = []
+
+
+def _result(line: BatchLine, status: int, body: Any = None, error: str | None = None) -> dict[str, Any]:
+    """An output line. `id` comes first: see `BatchOutput`."""
+    return {
+        "id": f"{LINE_ID}{line.number}" if line.custom_id is None else f"jaxinfer-{uuid.uuid4().hex}",
+        "custom_id": line.custom_id,
+        "response": {"status_code": status, "request_id": f"jaxinfer-batch-{uuid.uuid4().hex}", "body": body},
+        "error": error,
+    }
