@@ -26,10 +26,8 @@ ALLOWED = {
     "front": {"foundation", "models", "cache", "engine", "runner", "sampling", "checkpoint", "planning", "tokenizers"},
     "openai": {"foundation", "engine", "tokenizers", "front"},
     "bench": {"foundation", "engine", "front"},
-    "cli": {
-        *("foundation", "models", "engine", "runner", "checkpoint", "planning", "tokenizers", "front"),
-        *("openai", "bench"),
-    },
+    "cli": {"foundation", "models", "engine", "runner", "checkpoint", "planning", "tokenizers", "front"}
+    | {"openai", "bench"},
 }
 HOST_ONLY = [*sorted((ROOT / "jaxinfer/engine").glob("*.py")), ROOT / "jaxinfer/cache/block_manager.py"]
 
