@@ -14,6 +14,7 @@ Use `taskset` to give them all fewer cores. Exit status 1: an engine failed (the
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -26,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scripts.bench_peers.machine import CpuClock, machine_facts
 from scripts.bench_peers.report import Comparison, Measurement, as_json, as_markdown
 from scripts.bench_peers.session import EngineError, EngineSession, EngineSpec
-from scripts.bench_peers.workloads import WORKLOAD_NAMES, Workload, workload_named
+from scripts.bench_peers.workloads import WORKLOAD_NAMES, UntimedError, Workload, workload_named
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 KINDS = {
@@ -151,22 +152,17 @@ def compare(specs: Sequence[EngineSpec], args: argparse.Namespace, log_dir: Path
     return comparison
 
 
-class noting_failure:
-    """Context manager: an error of the engine becomes an entry of `comparison.failures`, and its process ends."""
-
-    def __init__(self, comparison: Comparison, session: EngineSession) -> None:
-        self._comparison, self._session = comparison, session
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, EngineError | ValueError):
-            return False
-        self._comparison.failures[self._session.spec.label] = str(error)
+@contextlib.contextmanager
+def noting_failure(comparison: Comparison, session: EngineSession) -> Iterator[None]:
+    """Turn an UntimedError into a remark of the report, and an EngineError into a failure that ends the engine."""
+    try:
+        yield
+    except UntimedError as error:
+        comparison.untimed.append(f"{session.spec.label}: {error}")
+    except EngineError as error:
         print(f"FAILED {error}", file=sys.stderr)
-        self._session.close()
-        return True
+        comparison.failures[session.spec.label] = str(error)
+        session.close()
 
 
 def start_engine(session: EngineSession, args: argparse.Namespace, threads: int) -> None:

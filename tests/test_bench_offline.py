@@ -44,14 +44,14 @@ class FakeEngine:
 
 def timed(engine, prompts, max_tokens):
     real = original(engine, prompts, max_tokens)
-    step = {"fast": 0.125, "slow": 0.25}.get(engine.request.variant, 1.0)
+    step = {"fast": 0.125, "slow": 0.25, "instant": 0.0}.get(engine.request.variant, 1.0)
     return real | {"seconds": 0.5 + step * (max_tokens - 1)}
 
 
 original, worker._timed_generate = worker._timed_generate, timed
 worker.serve(FakeEngine)
 """
-VARIANTS = ("fast", "slow", "wrong", "lazy", "broken", "dies", "hangs")
+VARIANTS = ("fast", "slow", "instant", "wrong", "lazy", "broken", "dies", "hangs")
 
 
 @pytest.fixture
@@ -191,11 +191,15 @@ def test_an_engine_that_does_not_answer_is_killed(bench: ModuleType, tmp_path: P
     session.close()
 
 
-def test_too_short_a_run_to_time_decoding_is_refused(bench: ModuleType) -> None:
-    workload = bench.workload_named("decode1", 4, 8)
-    assert workload.tokens_per_second(4.0, 0.5) == 2.0
-    with pytest.raises(ValueError, match="raise --output-len"):
-        workload.tokens_per_second(0.5, 0.5)
+def test_a_run_too_short_to_time_decoding_is_told_and_the_engine_goes_on(run: Callable[..., tuple[int, str]]) -> None:
+    arguments = ("--workload", "decode1", "--workload", "batch8", "--rounds", "1", "--output-len", "5")
+    status, text = run(["fast", "instant"], "--json", *arguments)
+    result = json.loads(text)
+    assert status == 0
+    assert len(result["untimed"]) == 1
+    assert result["untimed"][0].startswith("instant: decode1: 5 tokens took 0.500 s")
+    assert result["workloads"]["decode1"]["median_tokens_per_second"] == {"fast": 8.0, "instant": None}
+    assert result["workloads"]["batch8"]["median_tokens_per_second"] == {"fast": 40.0, "instant": 80.0}
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ class Comparison:
     num_rounds: int
     facts: dict[str, dict[str, str]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    untimed: list[str] = field(default_factory=list)
     measurements: list[Measurement] = field(default_factory=list)
 
     def add(self, measurement: Measurement) -> None:
@@ -83,6 +84,7 @@ def as_markdown(comparison: Comparison) -> str:
     loads = [m.other_load for m in comparison.measurements]
     if loads:
         parts += [f"Other work on these cores during the runs: median {median(loads):.0%}, worst {max(loads):.0%}."]
+    parts += [f"Not timed: {message}" for message in comparison.untimed]
     parts += [f"**{name} failed**: {message}" for name, message in comparison.failures.items()]
     return "\n\n".join(parts)
 
@@ -94,6 +96,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "machine": comparison.machine,
         "engines": {name: comparison.facts.get(name, {}) for name in engines},
         "failures": comparison.failures,
+        "untimed": comparison.untimed,
         "workloads": {
             workload.name: {
                 "title": workload.title,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch  # type: ignore[import-not-found, unused-ignore]
 import transformers  # type: ignore[import-not-found, unused-ignore]
 
@@ -14,8 +12,7 @@ class TransformersEngine:
     def __init__(self, request: LoadRequest) -> None:
         torch.set_num_threads(request.threads)
         self._continuous = request.variant == "continuous"
-        attention: dict[str, Any] = {"attn_implementation": "paged|sdpa"} if self._continuous else {}
-        model = transformers.AutoModelForCausalLM.from_pretrained(request.model, dtype=torch.float32, **attention)
+        model = transformers.AutoModelForCausalLM.from_pretrained(request.model, dtype=torch.float32)
         self._model = model.eval()
         # Without an EOS id it generates max_new_tokens; the prompts of a batch have one length, so nothing is padded.
         self._model.generation_config.eos_token_id = None

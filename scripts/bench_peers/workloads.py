@@ -7,6 +7,10 @@ from dataclasses import dataclass
 WORKLOAD_NAMES = ("decode1", "batch8", "batch32", "prefill512")
 
 
+class UntimedError(Exception):
+    """A run was too short for its speed to be told."""
+
+
 @dataclass(frozen=True)
 class Workload:
     """`num_prompts` requests handed over together, each `input_len` prompt tokens and `output_len` output tokens."""
@@ -28,13 +32,13 @@ class Workload:
         return self.name == "prefill512"
 
     def tokens_per_second(self, seconds: float, prefill_seconds: float | None = None) -> float:
-        """Speed of a run of `seconds`; ValueError where it was too short to tell decoding from the prefill."""
+        """Speed of a run of `seconds`; UntimedError where the prefill took no less than the whole."""
         if self.counts_prompt:
             return self.num_prompts * self.input_len / seconds
         if not self.subtracts_prefill:
             return self.num_prompts * self.output_len / seconds
         if prefill_seconds is None or seconds <= prefill_seconds:
-            raise ValueError(
+            raise UntimedError(
                 f"{self.name}: {self.output_len} tokens took {seconds:.3f} s and the first alone {prefill_seconds} s, "
                 "so decoding cannot be timed: raise --output-len"
             )
