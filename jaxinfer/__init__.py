@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 from jaxinfer._version import __version__
 
 if TYPE_CHECKING:
-    from jaxinfer.args import AsyncEngineArgs, EngineArgs
     from jaxinfer.async_llm import AsyncLLM
     from jaxinfer.async_llm import AsyncLLM as AsyncLLMEngine
     from jaxinfer.engine.errors import EngineDeadError, EngineGenerateError
     from jaxinfer.engine.outputs import CompletionOutput, Logprob, RequestOutput
     from jaxinfer.engine.sampling_params import RequestOutputKind, SamplingParams
-    from jaxinfer.inputs import TextPrompt, TokensPrompt
     from jaxinfer.llm import LLM
     from jaxinfer.models.config import ModelConfig
+    from jaxinfer.serving.inputs import TextPrompt, TokensPrompt
+    from jaxinfer.startup.args import AsyncEngineArgs, EngineArgs
 
 __all__ = [
     "LLM",
@@ -37,11 +37,11 @@ __all__ = [
 
 _HOMES = {
     "LLM": "jaxinfer.llm:LLM",
-    "AsyncEngineArgs": "jaxinfer.args:AsyncEngineArgs",
+    "AsyncEngineArgs": "jaxinfer.startup.args:AsyncEngineArgs",
     "AsyncLLM": "jaxinfer.async_llm:AsyncLLM",
     "AsyncLLMEngine": "jaxinfer.async_llm:AsyncLLM",
     "CompletionOutput": "jaxinfer.engine.outputs:CompletionOutput",
-    "EngineArgs": "jaxinfer.args:EngineArgs",
+    "EngineArgs": "jaxinfer.startup.args:EngineArgs",
     "EngineDeadError": "jaxinfer.engine.errors:EngineDeadError",
     "EngineGenerateError": "jaxinfer.engine.errors:EngineGenerateError",
     "Logprob": "jaxinfer.engine.outputs:Logprob",
@@ -49,8 +49,8 @@ _HOMES = {
     "RequestOutput": "jaxinfer.engine.outputs:RequestOutput",
     "RequestOutputKind": "jaxinfer.engine.sampling_params:RequestOutputKind",
     "SamplingParams": "jaxinfer.engine.sampling_params:SamplingParams",
-    "TextPrompt": "jaxinfer.inputs:TextPrompt",
-    "TokensPrompt": "jaxinfer.inputs:TokensPrompt",
+    "TextPrompt": "jaxinfer.serving.inputs:TextPrompt",
+    "TokensPrompt": "jaxinfer.serving.inputs:TokensPrompt",
 }
 
 

@@ -9,19 +9,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from jaxinfer.args import EngineArgs
 from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.engine.stats import EngineStats
-from jaxinfer.engine_thread import AsyncRequest, EngineThread
-from jaxinfer.inputs import Message, Prompt, TokenizedPrompt, render_chat, require_tokenizer, tokenize_prompt
-from jaxinfer.loading import load_engine
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.profiling import start_profile, stop_profile
-from jaxinfer.request_stream import RequestStream
-from jaxinfer.stats_log import StatsLog
+from jaxinfer.serving.engine_thread import AsyncRequest, EngineThread
+from jaxinfer.serving.inputs import Message, Prompt, TokenizedPrompt, render_chat, require_tokenizer, tokenize_prompt
+from jaxinfer.serving.profiling import start_profile, stop_profile
+from jaxinfer.serving.request_stream import RequestStream
+from jaxinfer.serving.stats_log import StatsLog
+from jaxinfer.startup.args import EngineArgs
+from jaxinfer.startup.loading import load_engine
+from jaxinfer.startup.unbuilt import without_unbuilt
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 from jaxinfer.typing import Params
-from jaxinfer.unbuilt import without_unbuilt
 
 
 class AsyncLLM:

@@ -8,12 +8,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from jaxinfer.args import EngineArgs
-from jaxinfer.batch_run import BatchRun
 from jaxinfer.engine.outputs import RequestOutput
 from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.engine.stats import EngineStats
-from jaxinfer.inputs import (
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.serving.batch_run import BatchRun
+from jaxinfer.serving.inputs import (
     Message,
     Prompt,
     TokenizedPrompt,
@@ -23,14 +23,14 @@ from jaxinfer.inputs import (
     require_tokenizer,
     tokenize_prompt,
 )
-from jaxinfer.loading import load_engine
-from jaxinfer.models.config import ModelConfig
-from jaxinfer.profiling import start_profile, stop_profile
-from jaxinfer.progress import RequestProgress
-from jaxinfer.stats_log import StatsLog
+from jaxinfer.serving.profiling import start_profile, stop_profile
+from jaxinfer.serving.progress import RequestProgress
+from jaxinfer.serving.stats_log import StatsLog
+from jaxinfer.startup.args import EngineArgs
+from jaxinfer.startup.loading import load_engine
+from jaxinfer.startup.unbuilt import without_unbuilt
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 from jaxinfer.typing import Params
-from jaxinfer.unbuilt import without_unbuilt
 
 
 class LLM:

@@ -8,8 +8,8 @@ from jaxinfer.bench.workload import Workload
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.outputs import RequestOutput
 from jaxinfer.engine.sampling_params import RequestOutputKind, SamplingParams
-from jaxinfer.inputs import TokenizedPrompt
-from jaxinfer.request_loop import RequestLoop
+from jaxinfer.serving.inputs import TokenizedPrompt
+from jaxinfer.serving.request_loop import RequestLoop
 
 
 def measure_throughput(

@@ -68,10 +68,10 @@ def _serve(args: Any, source: Path, output: Any, total: int, name: str, template
     """Loads the engine and does what is missing in `output`, with a progress bar on a terminal."""
     from tqdm import tqdm
 
-    from jaxinfer.loading import load_engine
     from jaxinfer.openai.batch_input import read_batch
     from jaxinfer.openai.batch_job import BatchJob
     from jaxinfer.openai.request import RequestReader
+    from jaxinfer.startup.loading import load_engine
 
     parts = load_engine(args, None, None)
     reader = RequestReader(parts.tokenizer, parts.defaults, name, template)

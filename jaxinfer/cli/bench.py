@@ -63,8 +63,8 @@ def run_throughput(arguments: argparse.Namespace) -> int:
 
     from jaxinfer.bench.throughput import measure_throughput
     from jaxinfer.bench.workload import LengthRange, random_workload
-    from jaxinfer.loading import load_engine
-    from jaxinfer.progress import RequestProgress
+    from jaxinfer.serving.progress import RequestProgress
+    from jaxinfer.startup.loading import load_engine
 
     input_len = LengthRange(*(arguments.input_len_range or [arguments.input_len] * 2))
     output_len = LengthRange(*(arguments.output_len_range or [arguments.output_len] * 2))

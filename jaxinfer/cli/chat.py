@@ -10,7 +10,7 @@ from jaxinfer.cli.sampling_options import add_sampling_options, sampling_params
 
 if TYPE_CHECKING:
     from jaxinfer.engine.sampling_params import SamplingParams
-    from jaxinfer.loading import EngineParts
+    from jaxinfer.startup.loading import EngineParts
 
 DESCRIPTION = """\
 A conversation with the model; each line is a message, answers appear as they are written.
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     args = engine_args(arguments, max_num_seqs=1)
     template = read_template(arguments.chat_template)
 
-    from jaxinfer.loading import load_engine
+    from jaxinfer.startup.loading import load_engine
 
     sampling_params(arguments, {}, None)  # refuses what is wrong before anything is loaded
     parts = load_engine(args, None, None)
@@ -100,7 +100,7 @@ class Conversation:
             ValueError: the message is refused (too long, for instance) and not part of the conversation.
             KeyboardInterrupt: a second Ctrl-C, or one while messages come from a pipe.
         """
-        from jaxinfer.inputs import render_chat
+        from jaxinfer.serving.inputs import render_chat
 
         asked = [*self._messages, {"role": "user", "content": message}]
         prompt = render_chat(asked, self._parts.tokenizer, chat_template=self._template)
@@ -118,7 +118,7 @@ class Conversation:
         self._messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
 
     def _stream(self, prompt: Any, pieces: list[str]) -> None:
-        from jaxinfer.request_loop import RequestLoop
+        from jaxinfer.serving.request_loop import RequestLoop
 
         self._num_answers += 1
         with RequestLoop(self._parts.engine) as loop:

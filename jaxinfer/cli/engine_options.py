@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import Field, fields
 from typing import Any
 
-from jaxinfer.args import EngineArgs
 from jaxinfer.cli.human_int import human_int
-from jaxinfer.unbuilt import UNBUILT
+from jaxinfer.startup.args import EngineArgs
+from jaxinfer.startup.unbuilt import UNBUILT
 
 PREFIX = "engine_"
 # Functions cannot be written on a command line, and nothing here logs.

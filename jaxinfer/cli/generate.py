@@ -8,7 +8,7 @@ from jaxinfer.cli.engine_options import add_engine_options, engine_args
 from jaxinfer.cli.sampling_options import add_sampling_options, sampling_params
 
 if TYPE_CHECKING:
-    from jaxinfer.inputs import TokenizedPrompt
+    from jaxinfer.serving.inputs import TokenizedPrompt
     from jaxinfer.tokenizers.tokenizer import Tokenizer
 
 MAX_TOKENS = 128
@@ -58,8 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     from jaxinfer.cli.completion_output import make_writer
     from jaxinfer.engine.sampling_params import RequestOutputKind
-    from jaxinfer.loading import load_engine
-    from jaxinfer.request_loop import RequestLoop
+    from jaxinfer.serving.request_loop import RequestLoop
+    from jaxinfer.startup.loading import load_engine
 
     sampling_params(arguments, {}, MAX_TOKENS)  # refuses what is wrong before anything is loaded
     parts = load_engine(args, None, None)
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def tokenize(text: str, arguments: argparse.Namespace, tokenizer: "Tokenizer | None") -> "TokenizedPrompt":
     """A prompt as it is, or as the message of a conversation."""
-    from jaxinfer.inputs import render_chat, tokenize_prompt
+    from jaxinfer.serving.inputs import render_chat, tokenize_prompt
 
     if not arguments.chat:
         return tokenize_prompt(text, tokenizer)

@@ -12,7 +12,7 @@ from jaxinfer.openai.batch_input import BatchLine
 from jaxinfer.openai.batch_output import LINE_ID, BatchOutput
 from jaxinfer.openai.request import ApiRequest, RequestReader
 from jaxinfer.openai.response import response_body
-from jaxinfer.request_loop import RequestLoop
+from jaxinfer.serving.request_loop import RequestLoop
 
 
 @dataclass

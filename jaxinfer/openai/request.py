@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxinfer.engine.sampling_params import RequestOutputKind, SamplingParams
-from jaxinfer.inputs import TokenizedPrompt, prompt_list, render_chat, tokenize_prompt
+from jaxinfer.serving.inputs import TokenizedPrompt, prompt_list, render_chat, tokenize_prompt
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 
 CHAT = "/v1/chat/completions"

@@ -10,10 +10,10 @@ from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.errors import EngineDeadError
 from jaxinfer.engine.outputs import CompletionOutput, RequestOutput
 from jaxinfer.engine.sampling_params import RequestOutputKind, SamplingParams
-from jaxinfer.inputs import TokenizedPrompt
-from jaxinfer.interrupt import DeferredInterrupt
-from jaxinfer.progress import RequestProgress
-from jaxinfer.stats_log import StatsLog
+from jaxinfer.serving.inputs import TokenizedPrompt
+from jaxinfer.serving.interrupt import DeferredInterrupt
+from jaxinfer.serving.progress import RequestProgress
+from jaxinfer.serving.stats_log import StatsLog
 
 _Item = TypeVar("_Item")
 

@@ -7,7 +7,7 @@ from types import FrameType
 
 import pytest
 
-from jaxinfer.interrupt import DeferredInterrupt
+from jaxinfer.serving.interrupt import DeferredInterrupt
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from jaxinfer import stats_log
-from jaxinfer.stats_log import StatsLog
+from jaxinfer.serving import stats_log
+from jaxinfer.serving.stats_log import StatsLog
 
 
 def fake_engine(computed: int, generated: int) -> Any:

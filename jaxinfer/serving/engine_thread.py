@@ -13,9 +13,9 @@ from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.errors import EngineDeadError
 from jaxinfer.engine.outputs import RequestOutput
 from jaxinfer.engine.sampling_params import SamplingParams
-from jaxinfer.inputs import TokenizedPrompt
-from jaxinfer.mailbox import Mailbox
-from jaxinfer.stats_log import StatsLog
+from jaxinfer.serving.inputs import TokenizedPrompt
+from jaxinfer.serving.mailbox import Mailbox
+from jaxinfer.serving.stats_log import StatsLog
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.config import require_positive
+from jaxinfer.startup.unbuilt import UNBUILT, without_unbuilt
 from jaxinfer.tokenizers.tokenizer import Tokenizer
-from jaxinfer.unbuilt import UNBUILT, without_unbuilt
 
 TOKENIZER_MEMBERS = ("vocab_size", "eos_token_id", "all_special_ids", "encode", "decode", "token_text")
 _DTYPES = {"auto": "auto", "half": "float16", "float": "float32"} | {
@@ -22,7 +22,7 @@ class EngineArgs:
     """Settings of one engine, checked when they are given. `LLM` and `AsyncLLM` take the same names as keywords.
 
     An argument of vLLM's that needs something jaxinfer does not have is refused by name, unless its value asks for
-    nothing (`tensor_parallel_size=1`); see `jaxinfer.unbuilt`. Sizes are plain ints.
+    nothing (`tensor_parallel_size=1`); see `jaxinfer.startup.unbuilt`. Sizes are plain ints.
 
     Args:
         model: folder or GGUF file, a Hub id such as "meta-llama/Llama-2-7b-hf", or "smollm2-135m-instruct". None only

@@ -10,7 +10,7 @@ import pytest
 
 import jaxinfer
 from jaxinfer import AsyncEngineArgs, EngineArgs
-from jaxinfer.unbuilt import UNBUILT
+from jaxinfer.startup.unbuilt import UNBUILT
 
 
 def test_defaults_are_vllms() -> None:

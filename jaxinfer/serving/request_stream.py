@@ -8,8 +8,8 @@ from typing import Any
 
 from jaxinfer.engine.outputs import RequestOutput
 from jaxinfer.engine.sampling_params import RequestOutputKind
-from jaxinfer.engine_thread import AsyncRequest, EngineThread
-from jaxinfer.mailbox import Mailbox
+from jaxinfer.serving.engine_thread import AsyncRequest, EngineThread
+from jaxinfer.serving.mailbox import Mailbox
 
 
 class RequestStream(AsyncIterator[RequestOutput]):

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import jax
 
-from jaxinfer.args import EngineArgs
 from jaxinfer.cache_dir import default_cache_dir
 from jaxinfer.config import CacheConfig, EngineConfig, RunnerConfig, SchedulerConfig
 from jaxinfer.models.config import ModelConfig
@@ -20,6 +19,7 @@ from jaxinfer.planning.memory import (
     num_kv_blocks_override,
 )
 from jaxinfer.runner.buckets import token_buckets
+from jaxinfer.startup.args import EngineArgs
 from jaxinfer.typing import Params
 
 CPU_CONCURRENCY = (32, 512)

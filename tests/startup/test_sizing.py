@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from jaxinfer.args import EngineArgs
 from jaxinfer.config import EngineConfig
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.sizing import engine_config
+from jaxinfer.startup.args import EngineArgs
+from jaxinfer.startup.sizing import engine_config
 
 BLOCK_BYTES = 2 * 2 * 2 * 8 * 16 * 4  # layers, K and V, KV heads, head_dim, block_size, float32
 

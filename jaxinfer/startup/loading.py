@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxinfer.args import EngineArgs
 from jaxinfer.cache_dir import default_cache_dir
 from jaxinfer.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from jaxinfer.checkpoint.load import load_params, resolve_dtype
@@ -14,12 +13,13 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.errors import EngineDeadError
 from jaxinfer.engine.sampling_params import SamplingParams
-from jaxinfer.generation_config import end_ids, read_generation_config, sampling_defaults
-from jaxinfer.live_params import dtype_of_params, match_params
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.runner.compile_cache import enable_compile_cache
 from jaxinfer.runner.runner import ModelRunner
-from jaxinfer.sizing import engine_config
+from jaxinfer.startup.args import EngineArgs
+from jaxinfer.startup.generation_config import end_ids, read_generation_config, sampling_defaults
+from jaxinfer.startup.live_params import dtype_of_params, match_params
+from jaxinfer.startup.sizing import engine_config
 from jaxinfer.tokenizers.load import load_tokenizer
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 from jaxinfer.typing import Params

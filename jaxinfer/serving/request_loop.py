@@ -5,8 +5,8 @@ from types import TracebackType
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.outputs import RequestOutput
 from jaxinfer.engine.sampling_params import SamplingParams
-from jaxinfer.inputs import TokenizedPrompt
-from jaxinfer.interrupt import DeferredInterrupt
+from jaxinfer.serving.inputs import TokenizedPrompt
+from jaxinfer.serving.interrupt import DeferredInterrupt
 
 
 class RequestLoop:

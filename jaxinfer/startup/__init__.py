@@ -1,0 +1,1 @@
+"""From arguments to a running engine: checks, model, tokenizer, parameters, sizes."""
