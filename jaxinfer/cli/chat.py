@@ -1,6 +1,7 @@
 """`jaxinfer chat`: a conversation with the model."""
 
 import argparse
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -49,8 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     conversation = Conversation(parts, sampling_params(arguments, parts.defaults, None), arguments.system, template)
     is_terminal = sys.stdin.isatty()
     if is_terminal:
-        import readline  # noqa: F401 - input() gets line editing and a history
-
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - input() gets line editing and a history, where Python was built with it
         print("Ctrl-C stops an answer, Ctrl-D leaves, /reset begins anew.", file=sys.stderr)
     status = 0
     while (message := _next_message(is_terminal)) is not None and message != "/quit":

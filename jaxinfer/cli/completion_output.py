@@ -16,7 +16,7 @@ class CompletionWriter(Protocol):
     def write(self, index: int, output: RequestOutput) -> None: ...
 
     def refuse(self, index: int, error: str) -> None:
-        """The prompt is not served."""
+        """The prompt is not served, or not to its end."""
         ...
 
 

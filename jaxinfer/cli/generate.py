@@ -50,7 +50,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Returns 2 when a prompt was refused, else 0."""
+    """Returns 2 when a prompt was refused, 1 when one failed, else 0."""
     if not arguments.chat and (arguments.system is not None or arguments.chat_template is not None):
         raise ValueError("--system and --chat-template belong to --chat; add it")
     prompts = arguments.prompt or [_standard_input()]
@@ -77,9 +77,11 @@ def run(arguments: argparse.Namespace) -> int:
                 writer.refuse(index, str(error))
         while len(loop):
             for output in loop.step():
-                if output.error is not None:
-                    raise RuntimeError(f"prompt {output.request_id}: {output.error}")
-                writer.write(int(output.request_id), output)
+                if output.error is None:
+                    writer.write(int(output.request_id), output)
+                else:
+                    status = status or 1
+                    writer.refuse(int(output.request_id), output.error)
     parts.close()
     return status
 

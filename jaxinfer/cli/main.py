@@ -26,9 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     try:
-        return _run(sys.argv[1:] if argv is None else argv)
-    except SystemExit as stop:  # argparse has written help, the version or what is wrong
-        return stop.code if isinstance(stop.code, int) else 2
+        status = _run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -62,18 +62,27 @@ def _run(words: Sequence[str]) -> int:
     if not words:
         parser.print_help(sys.stderr)
         return 2
-    arguments, unknown = parser.parse_known_args(words)
-    if unknown:
-        try:
-            given = unbuilt_options(unknown)
-        except ValueError as error:
-            parser.error(str(error))
-        if not hasattr(arguments, "engine_model"):
-            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-        vars(arguments).update(given)
+    try:
+        arguments = _parse(parser, words)
+    except SystemExit as stop:  # argparse has written help, the version or what is wrong
+        return stop.code if isinstance(stop.code, int) else 2
     status: int = arguments.run(arguments)
-    sys.stdout.flush()
     return status
+
+
+def _parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """The arguments; options of vLLM's that are not built are handed on, to be refused with the reason."""
+    arguments, unknown = parser.parse_known_args(words)
+    if not unknown:
+        return arguments
+    try:
+        given = unbuilt_options(unknown)
+    except ValueError as error:
+        parser.error(str(error))
+    if not hasattr(arguments, "engine_model"):
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    vars(arguments).update(given)
+    return arguments
 
 
 def _report(error: Exception, status: int) -> int:
