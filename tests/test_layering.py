@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 # What each package of jaxinfer may import beside itself; the top level of jaxinfer is "front" (the two front doors)
 # except the foundation. A package that is not listed yet has to be put in its place here.
-FOUNDATION = {"_version", "cache_dir", "config", "typing"}
+FOUNDATION = {"_version", "cache_dir", "config", "progress_bar", "typing"}
 ALLOWED = {
     "foundation": {"models.config"},
     "tokenizers": {"checkpoint.gguf"},  # the file reader: a GGUF file has its tokenizer inside

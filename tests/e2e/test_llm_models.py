@@ -193,6 +193,18 @@ def test_deleting_gives_everything_back(
     assert outputs[0] == outputs[1] == outputs[2]
 
 
+def test_progress_bars_leave_no_thread(
+    scripted_checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tqdm's monitor thread would outlive the bar of loading."""
+    monkeypatch.setattr("tqdm.std.tqdm.monitor", None)
+    threads = set(threading.enumerate())
+    LLM(scripted_checkpoint(SCRIPT), enforce_eager=True)
+    shown = capsys.readouterr().err
+    assert "Loading weights: 100%" in shown
+    assert set(threading.enumerate()) <= threads
+
+
 def test_two_engines_at_once(
     tiny_config: ModelConfig, tiny_params: Callable[[int], Any], small: dict[str, Any]
 ) -> None:
