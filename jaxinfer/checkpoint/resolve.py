@@ -9,14 +9,22 @@ from jaxinfer.checkpoint.hub import fetch_from_hub
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
-def resolve_model(model: str | Path, *, revision: str | None = None, token: str | None = None, cache_dir: Path) -> Path:
+def resolve_model(
+    model: str | Path,
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    weights: bool = True,
+    cache_dir: Path,
+) -> Path:
     """Finds a model, downloading it if need be.
 
     Args:
         model: a path (directory or GGUF file), a built-in name, or a Hugging Face Hub id such as
             "meta-llama/Llama-2-7b-hf"; tried in that order.
         revision: branch, tag or commit of a Hub model.
-        token: Hub access token of gated models; None uses the one huggingface_hub has stored.
+        token: Hub access token of gated models; None uses the one huggingface_hub has stored, False none.
+        weights: False fetches only the configuration and tokenizer of a Hub model.
         cache_dir: jaxinfer's cache folder, where built-in models are kept. (Hub models lie in huggingface_hub's own.)
 
     Returns:
@@ -38,4 +46,4 @@ def resolve_model(model: str | Path, *, revision: str | None = None, token: str 
             f"model={name!r} does not exist; give a model directory, a GGUF file, a Hub id (owner/name) or a built-in "
             f"name ({', '.join(entry.name for entry in BUILTIN_MODELS)})"
         )
-    return fetch_from_hub(name, revision=revision, token=token)
+    return fetch_from_hub(name, revision=revision, token=token, weights=weights)

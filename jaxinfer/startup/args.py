@@ -35,7 +35,8 @@ class EngineArgs:
         seed: seeds the requests that bring no seed of their own, 0 to 2**63 - 1.
         revision: branch, tag or commit of a Hub model.
         tokenizer_revision: the same for a `tokenizer` that is a Hub id; None takes `revision`.
-        hf_token: token for a gated Hub model; True or None takes the one that `hf auth login` stored.
+        hf_token: token for a gated Hub model; True or None takes the one that `hf auth login` stored, False sends
+            none.
         max_model_len: longest prompt plus output in tokens, at most what the model was trained for (the default).
         max_num_seqs: requests that run at the same time; the default depends on the device.
         max_num_batched_tokens: tokens computed in one step; the default depends on the device.
@@ -104,6 +105,7 @@ class EngineArgs:
             raise TypeError(f"seed={self.seed!r} must be an int")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed={self.seed} must be from 0 to 2**63 - 1")
+        object.__setattr__(self, "seed", int(self.seed))
         share = self.gpu_memory_utilization
         is_number = isinstance(share, numbers.Real) and not isinstance(share, bool) and math.isfinite(share)
         if not is_number or not 0 < share <= 1:
@@ -117,6 +119,10 @@ class EngineArgs:
             raise ValueError(f"max_logprobs={self.max_logprobs} must be at least 0, or -1 for the whole vocabulary")
 
     def _check_choices(self) -> None:
+        if self.model is not None and not isinstance(self.model, str | Path):
+            raise TypeError(f"model={self.model!r} must be a path, a Hub id or a built-in name")
+        if self.hf_token is not None and not isinstance(self.hf_token, str | bool):
+            raise TypeError(f"hf_token={type(self.hf_token).__name__} must be a str, True, False or None")
         for name in ("skip_tokenizer_init", "enforce_eager", "disable_log_stats", "use_tqdm_on_load"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r} must be True or False")
@@ -149,6 +155,11 @@ class EngineArgs:
 
     def _check_tokenizer(self) -> None:
         tokenizer = self.tokenizer
+        if self.tokenizer_revision is not None and not isinstance(tokenizer, str):
+            raise ValueError(
+                f"tokenizer_revision={self.tokenizer_revision!r} is the revision of a Hub id given as tokenizer, and "
+                f"tokenizer={tokenizer!r} is none; the model's own tokenizer comes from its revision"
+            )
         if tokenizer is None:
             return
         if self.skip_tokenizer_init:

@@ -81,7 +81,7 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
         ConnectionError: the model has to be downloaded and the network does not answer.
     """
     _check_source(args, model_config, params)
-    checkpoint = None if args.model is None else open_checkpoint(_find(args.model, args.revision, args))
+    checkpoint = None if args.model is None else open_checkpoint(_find(args, args.model, args.revision))
     model = model_config or (checkpoint.model_config if checkpoint else None)
     assert model is not None
     generation = read_generation_config(args.generation_config, checkpoint.generation_config if checkpoint else {})
@@ -109,9 +109,9 @@ def _check_source(args: EngineArgs, model_config: ModelConfig | None, params: Pa
         raise ValueError("params without model_config: say what the parameters are with model_config=ModelConfig(...)")
 
 
-def _find(model: str | Path, revision: str | None, args: EngineArgs) -> Path:
-    token = args.hf_token if isinstance(args.hf_token, str) else None
-    return resolve_model(model, revision=revision, token=token, cache_dir=default_cache_dir())
+def _find(args: EngineArgs, model: str | Path, revision: str | None, weights: bool = True) -> Path:
+    token = None if args.hf_token is True else args.hf_token
+    return resolve_model(model, revision=revision, token=token, weights=weights, cache_dir=default_cache_dir())
 
 
 def _tokenizer(args: EngineArgs, checkpoint: Checkpoint | None) -> Tokenizer | None:
@@ -120,7 +120,8 @@ def _tokenizer(args: EngineArgs, checkpoint: Checkpoint | None) -> Tokenizer | N
     if args.tokenizer is None:
         return checkpoint.tokenizer() if checkpoint else None
     if isinstance(args.tokenizer, str | Path):
-        return load_tokenizer(_find(args.tokenizer, args.tokenizer_revision or args.revision, args))
+        revision = args.tokenizer_revision or args.revision
+        return load_tokenizer(_find(args, args.tokenizer, revision, weights=False))
     return args.tokenizer
 
 

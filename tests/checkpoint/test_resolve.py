@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -114,27 +115,32 @@ def test_builtin_of_an_installed_package(model, tmp_path, monkeypatch):
 
 
 class FakeHub:
-    """Stands in for huggingface_hub.snapshot_download: a cached folder or none, and an answer to a download."""
+    """Stands in for huggingface_hub.snapshot_download: its answer to a download."""
 
-    def __init__(self, cached: Path | None, answer: Path | Exception) -> None:
-        self.cached, self.answer, self.calls = cached, answer, []
+    def __init__(self, answer: Path | Exception) -> None:
+        self.answer, self.calls = answer, []
 
-    def __call__(self, repo_id: str, *, local_files_only: bool, **options: object) -> str:
-        self.calls.append((repo_id, local_files_only, options))
-        if local_files_only:
-            if self.cached is None:
-                raise errors.LocalEntryNotFoundError("not there")
-            return str(self.cached)
+    def __call__(self, repo_id: str, **options: object) -> str:
+        self.calls.append((repo_id, options))
         if isinstance(self.answer, Exception):
             raise self.answer
         return str(self.answer)
 
 
 @pytest.fixture
-def fake_hub(monkeypatch):
+def fake_hub(monkeypatch, tmp_path):
+    """`fake_hub(cached, answer)`: a real local cache that holds the files of the folder `cached`, and a FakeHub."""
+
     def install(cached: Path | None, answer: Path | Exception) -> FakeHub:
-        fake = FakeHub(cached, answer)
+        fake = FakeHub(answer)
         monkeypatch.setattr(huggingface_hub, "snapshot_download", fake)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        if cached is not None:
+            repository = tmp_path / "hub" / "models--some-org--tiny-llama"
+            for revision in ("main", "v1"):
+                (repository / "refs").mkdir(parents=True, exist_ok=True)
+                (repository / "refs" / revision).write_text("c0ffee")
+            shutil.copytree(cached, repository / "snapshots" / "c0ffee")
         return fake
 
     return install
@@ -147,28 +153,71 @@ def http_error(kind: type[Exception]) -> Exception:
 
 
 def test_hub_cache_first(fake_hub, data_dir, tmp_path):
-    fake = fake_hub(data_dir / "tiny_llama", AssertionError("nothing should be downloaded"))
+    whole = shutil.copytree(data_dir / "tiny_llama", tmp_path / "whole")
+    (whole / "tokenizer.json").touch()
+    fake = fake_hub(whole, AssertionError("nothing should be downloaded"))
+    path = resolve_model("some-org/tiny-llama", revision="v1", token="secret", cache_dir=tmp_path)
+    assert path == tmp_path / "hub" / "models--some-org--tiny-llama" / "snapshots" / "c0ffee"
+    assert (path / "model.safetensors").read_bytes() == (data_dir / "tiny_llama/model.safetensors").read_bytes()
+    assert fake.calls == []
+
+
+INCOMPLETE = {
+    "nothing": None,
+    "config only": ["config.json"],
+    "a shard missing": ["config.json", "tokenizer.json", "a.safetensors", "model.safetensors.index.json"],
+    "the index missing": ["config.json", "tokenizer.json", "model-00001-of-00002.safetensors"],
+    "the tokenizer missing": ["config.json", "model.safetensors"],
+}
+
+
+@pytest.fixture(params=INCOMPLETE)
+def incomplete(request, tmp_path) -> Path | None:
+    """A snapshot whose download was broken off."""
+    names = INCOMPLETE[request.param]
+    if names is None:
+        return None
+    folder = tmp_path / "incomplete"
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text('{"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}')
+    return folder
+
+
+def test_hub_download_completes_the_cache(incomplete, fake_hub, data_dir, tmp_path):
+    fake = fake_hub(incomplete, data_dir / "tiny_llama")
     path = resolve_model("some-org/tiny-llama", revision="v1", token="secret", cache_dir=tmp_path)
     assert path == data_dir / "tiny_llama"
-    [(repo_id, local, options)] = fake.calls
-    assert (repo_id, local, options["revision"], options["token"]) == ("some-org/tiny-llama", True, "v1", "secret")
+    [(repo_id, options)] = fake.calls
+    assert (repo_id, options["revision"], options["token"]) == ("some-org/tiny-llama", "v1", "secret")
     assert not any(pattern.endswith((".bin", ".pt")) for pattern in options["allow_patterns"])
 
 
-@pytest.mark.parametrize("incomplete", ["nothing", "config only", "a shard missing"])
-def test_hub_download_completes_the_cache(incomplete, fake_hub, data_dir, tmp_path):
-    cached = None if incomplete == "nothing" else tmp_path / "snapshot"
-    if cached is not None:
-        cached.mkdir()
-        (cached / "config.json").write_text("{}")
-        if incomplete == "a shard missing":
-            (cached / "a.safetensors").touch()
-            (cached / "model.safetensors.index.json").write_text(
-                '{"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}'
-            )
-    fake = fake_hub(cached, data_dir / "tiny_llama")
-    assert resolve_model("some-org/tiny-llama", cache_dir=tmp_path) == data_dir / "tiny_llama"
-    assert [local for _, local, _ in fake.calls] == [True, False]
+def test_hub_cache_that_is_incomplete_without_a_network(incomplete, fake_hub, tmp_path):
+    fake_hub(incomplete, OSError("no route"))
+    if incomplete is not None and (incomplete / "model.safetensors").is_file():
+        assert resolve_model("some-org/tiny-llama", cache_dir=tmp_path).name == "c0ffee"  # the weights are whole
+    else:
+        with pytest.raises(ConnectionError, match=r"not \(wholly\) in the local Hub cache"):
+            resolve_model("some-org/tiny-llama", cache_dir=tmp_path)
+
+
+def test_hub_that_answers_with_a_part_of_the_weights(fake_hub, tmp_path):
+    (tmp_path / "config.json").touch()
+    (tmp_path / "model-00001-of-00002.safetensors").touch()
+    fake_hub(None, tmp_path)
+    with pytest.raises(ConnectionError, match="not \\(wholly\\) in the local Hub cache"):
+        resolve_model("some-org/tiny", cache_dir=tmp_path)
+
+
+def test_a_tokenizer_of_the_hub_needs_no_weights(fake_hub, data_dir, tmp_path):
+    fake = fake_hub(None, data_dir / "tiny_llama")
+    assert resolve_model("some-org/tiny-llama", weights=False, cache_dir=tmp_path) == data_dir / "tiny_llama"
+    assert not any("safetensors" in pattern for pattern in fake.calls[0][1]["allow_patterns"])
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "tokenizer.model").touch()
+    fake_hub(tmp_path / "alone", AssertionError("nothing should be downloaded"))
+    assert resolve_model("some-org/tiny-llama", weights=False, cache_dir=tmp_path).name == "c0ffee"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
 import jaxinfer
@@ -22,6 +23,7 @@ def test_defaults_are_vllms() -> None:
 
 
 def test_arguments_are_kept_and_can_be_replaced() -> None:
+    assert type(EngineArgs("m", seed=np.int64(7)).seed) is int  # random.Random takes no other
     args = AsyncEngineArgs(model="m", max_num_seqs=3, logits_processors=[abs], tensor_parallel_size=1)
     assert (args.max_num_seqs, args.logits_processors) == (3, (abs,))
     changed = dataclasses.replace(args, seed=5)
@@ -65,6 +67,11 @@ def test_what_vllm_users_would_ask_for_is_refused(name: str, value: Any) -> None
         EngineArgs("m", **{name: value})
 
 
+def test_a_model_that_is_no_name() -> None:
+    with pytest.raises(TypeError, match="model=7 must be a path"):
+        EngineArgs(7)  # type: ignore[arg-type]
+
+
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(TypeError, match=r"unknown argument max_sequences=3; .*max_num_seqs"):
         EngineArgs("m", max_sequences=3)
@@ -94,6 +101,8 @@ def test_bad_memory_share(share: Any) -> None:
         ({"logits_processors": ["module.Class"]}, TypeError),
         ({"tokenizer": object()}, TypeError),
         ({"tokenizer": "t", "skip_tokenizer_init": True}, ValueError),
+        ({"tokenizer_revision": "v1"}, ValueError),
+        ({"hf_token": 7}, TypeError),
     ],
 )
 def test_bad_values_name_the_argument(arguments: dict[str, Any], error: type[Exception]) -> None:
