@@ -1,13 +1,11 @@
 """One call of LLM.generate: its requests from the first token to the last output."""
 
-import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from jaxinfer.engine.engine import Engine
-from jaxinfer.engine.errors import EngineDeadError
 from jaxinfer.engine.outputs import CompletionOutput, RequestOutput
 from jaxinfer.engine.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.serving.inputs import TokenizedPrompt
@@ -52,8 +50,7 @@ class BatchRun:
                     self._step(outputs, progress)
                     interrupt.check()
         except BaseException:
-            with contextlib.suppress(EngineDeadError):
-                self._engine.abort(list(self._places))
+            self._engine.abort(list(self._places))
             raise
         _warn_of_errors(outputs)
         return [outputs[place] for place in range(len(items))]

@@ -49,8 +49,7 @@ def prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if isinstance(prompts, np.ndarray):
-        prompts = prompts.tolist()
+    prompts = _listed(prompts)
     if isinstance(prompts, bytes) or not isinstance(prompts, Sequence):
         raise TypeError(f"prompts={prompts!r} must be a str, a list of token ids, a mapping, or a list of those")
     if prompts and all(isinstance(item, numbers.Integral) for item in prompts):
@@ -129,9 +128,15 @@ def require_tokenizer(tokenizer: Tokenizer | None, purpose: str) -> Tokenizer:
     return tokenizer
 
 
+def _listed(value: Any) -> Any:
+    """An array, of JAX's too, as a list; anything else as it is."""
+    if isinstance(value, str | Sequence | Mapping) or not hasattr(value, "__array__"):
+        return value
+    return np.asarray(value).tolist()
+
+
 def _token_ids(ids: Any) -> list[int]:
-    if isinstance(ids, np.ndarray):
-        ids = ids.tolist()
+    ids = _listed(ids)
     if isinstance(ids, str | bytes | Mapping) or not isinstance(ids, Sequence):
         raise TypeError(f"the prompt {ids!r} must be a str, a list of token ids, or a mapping with one of them")
     for token in ids:

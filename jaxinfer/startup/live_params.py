@@ -12,7 +12,8 @@ from jaxinfer.typing import Params
 
 
 def match_params(params: Params, config: ModelConfig, dtype: str) -> Params:
-    """The tree as plain nested dicts of device arrays. Leaves that are jax.Arrays stay the same arrays.
+    """The tree as plain nested dicts of device arrays. Leaves that are jax.Arrays stay the same arrays, others are
+    copied.
 
     Args:
         params: tree of `jaxinfer.models.decoder.init_params`; leaves are jax.Arrays or numpy arrays.
@@ -20,7 +21,7 @@ def match_params(params: Params, config: ModelConfig, dtype: str) -> Params:
         dtype: dtype name that every leaf has.
 
     Raises:
-        ValueError: a leaf is missing, too many, or of another shape or dtype; it is named.
+        ValueError: a leaf is missing, too many, of another shape or dtype, deleted, or on several devices; it is named.
     """
     if isinstance(params, Mapping) and set(params) == {"params"}:
         raise ValueError("params has the single entry 'params'; pass variables['params'], the parameters themselves")
@@ -59,7 +60,18 @@ def _match(given: Any, expected: Any, path: str) -> Any:
             f"params{_at(path)} has dtype {given.dtype}, not {expected.dtype}; cast all leaves alike with "
             "jax.tree.map(lambda leaf: leaf.astype(...), params)"
         )
-    return given if isinstance(given, jax.Array) else jax.device_put(given)
+    if not isinstance(given, jax.Array):
+        return jax.numpy.array(given, copy=True)  # device_put would share memory that the caller may change
+    if given.is_deleted():
+        raise ValueError(
+            f"params{_at(path)} has been deleted, probably donated to a jitted function; give what that returned"
+        )
+    if len(given.devices()) > 1:
+        raise ValueError(
+            f"params{_at(path)} lies on {len(given.devices())} devices; the engine runs on one: "
+            "jax.device_put(params, jax.devices()[0])"
+        )
+    return given
 
 
 def _join(path: str, name: object) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -40,12 +41,17 @@ def test_vllms_offline_sample(scripted_checkpoint: Callable[..., Path], small: d
 def test_every_form_of_prompt(llm: LLM) -> None:
     tokens = list(b"abc")
     forms: list[Any] = ["abc", TextPrompt(prompt="abc"), TokensPrompt(prompt_token_ids=tokens), tokens]
-    forms += [tuple(tokens), np.array(tokens, np.int32), {"prompt_token_ids": tokens, "prompt": "shown"}]
+    forms += [
+        tuple(tokens),
+        np.array(tokens, np.int32),
+        jax.numpy.array(tokens),
+        {"prompt_token_ids": tokens, "prompt": "shown"},
+    ]
     singles = [llm.generate(form, GREEDY, use_tqdm=False) for form in forms]
     together = llm.generate(forms, GREEDY, use_tqdm=False)
     assert [len(single) for single in singles] == [1] * len(forms)
     assert ids(together) == [ids(single)[0] for single in singles] == [ids(together)[0]] * len(forms)
-    assert [output.prompt for output in together] == ["abc", "abc", None, None, None, None, "shown"]
+    assert [output.prompt for output in together] == ["abc", "abc", None, None, None, None, None, "shown"]
     assert all(output.prompt_token_ids == tokens for output in together)
     assert llm.generate([], GREEDY) == []
 

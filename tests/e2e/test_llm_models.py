@@ -140,6 +140,30 @@ def test_parameters_that_do_not_fit_name_the_leaf(
         LLM(model_config=text_config, params=wrong, **small)
 
 
+def test_arrays_that_changed_hands(
+    tiny_config: ModelConfig, tiny_params: Callable[[int], Any], small: dict[str, Any]
+) -> None:
+    numpy_params = jax.tree.map(aligned_copy, tiny_params(1))
+    llm = LLM(model_config=tiny_config, params=numpy_params, **small)
+    expected = tokens(llm, [1, 2, 3])
+    numpy_params["embed"]["embedding"][:] = 0  # theirs to change; the engine has a copy
+    assert tokens(llm, [1, 2, 3]) == expected
+    donated = jax.tree.map(jax.numpy.asarray, tiny_params(2))
+    donated["final_norm"]["scale"].delete()
+    with pytest.raises(ValueError, match="'final_norm/scale' has been deleted, probably donated"):
+        llm.update_params(donated)
+    assert tokens(llm, [1, 2, 3]) == expected
+
+
+def aligned_copy(leaf: np.ndarray) -> np.ndarray:
+    """A copy that the CPU device could take over as it is."""
+    raw = np.empty(leaf.nbytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    copy = raw[start : start + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
+    copy[...] = leaf
+    return copy
+
+
 def test_sources_that_contradict(text_config: ModelConfig, text_params: Any, small: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="model=None: give a model, or params"):
         LLM(**small)
