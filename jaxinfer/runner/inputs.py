@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jaxinfer.engine.plan import ScheduledRow
+from jaxinfer.engine.request import Request
 from jaxinfer.sampling.batch import NUM_FIELDS
 
 
@@ -81,16 +82,17 @@ class BlockTables:
     def __init__(self, num_slots: int, table_width: int) -> None:
         self.tables = np.zeros((num_slots, table_width), np.int32)
         self._filled = [0] * num_slots
-        self._owners: list[tuple[str, int] | None] = [None] * num_slots
+        self._owners: list[tuple[Request, int] | None] = [None] * num_slots
 
     def update(self, rows: tuple[ScheduledRow, ...]) -> None:
         """Takes over what the scheduler appended to the rows' block tables since they were last seen."""
         for row in rows:
             request = row.request
             slot, blocks = request.slot, request.block_ids
-            owner = (request.request_id, request.admission)
-            if self._owners[slot] != owner:
-                self._owners[slot] = owner
+            owner = self._owners[slot]
+            # By identity: a request id may come again once its request has ended.
+            if owner is None or owner[0] is not request or owner[1] != request.admission:
+                self._owners[slot] = (request, request.admission)
                 self._filled[slot] = 0
             filled = self._filled[slot]
             if len(blocks) > filled:

@@ -61,6 +61,9 @@ def test_block_tables_follow_appends_and_change_of_owner() -> None:
     assert tables.tables[0, 0] == 2
     tables.update((ScheduledRow(make_request("b", 0, [1], [7]), 0, 1, True),))
     assert tables.tables[0, 0] == 7
+    # Ids come again: another request of the same name, admitted as often, in the same slot.
+    tables.update((ScheduledRow(make_request("b", 0, [1], [4]), 0, 1, True),))
+    assert tables.tables[0, 0] == 4
 
 
 def test_each_step_gets_a_buffer_of_its_own() -> None:
