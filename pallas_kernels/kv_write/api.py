@@ -8,6 +8,10 @@ from pallas_kernels.kv_write.reference import kv_write_reference
 def kv_write(k: jax.Array, v: jax.Array, pages: jax.Array, page_ids: jax.Array, offsets: jax.Array) -> jax.Array:
     """Scatters the keys and values of a step's tokens into their pages, in place when `pages` is donated.
 
+    Where a head's key or value of a token holds NaN or infinity, its key becomes NaN and its value 0. Attention weights
+    a position that is not visible with 0 but still multiplies its value, and 0 * NaN would reach every row that is
+    handed the page later; a NaN key is masked away for those rows, and makes NaN of every row that does see the token.
+
     Args:
         k, v: [T, K, H], rotated keys and values.
         pages: [P, 2K, S, H], keys of head h in row 2h, values in row 2h + 1.

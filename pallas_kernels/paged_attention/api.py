@@ -31,8 +31,8 @@ def paged_attention(
 
     Args:
         q: [T, N, H], queries, float32, bfloat16 or float16.
-        pages: [P, 2K, S, H], the pool: keys of KV head h in row 2h, values in row 2h + 1; finite everywhere. Query
-            head n uses KV head n // (N / K).
+        pages: [P, 2K, S, H], the pool: keys of KV head h in row 2h, values in row 2h + 1. Values are finite everywhere;
+            a NaN key makes NaN of the tokens that see it and of no others. Query head n uses KV head n // (N / K).
         block_tables: int32[B, M], page of each S positions of a row; unused entries hold any valid page.
         query_start: int32[B + 1], ascending; rows without tokens repeat the value. Tokens past ``query_start[B]``
             are padding.

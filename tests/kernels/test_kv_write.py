@@ -25,6 +25,18 @@ def test_the_pool_keeps_its_dtype() -> None:
     assert kv_write(k, k, jnp.zeros((2, 2, 2, 2), jnp.bfloat16), np.array([1]), np.array([0])).dtype == jnp.bfloat16
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e5])
+@pytest.mark.parametrize("part", [0, 1])
+def test_what_is_not_finite_is_a_nan_key_without_a_value(bad: float, part: int) -> None:
+    """Of its head and token only; 1e5 is beyond float16."""
+    kv = np.ones((2, 2, 2, 4), np.float32)
+    kv[part, 1, 0, 2] = bad
+    pool = jnp.zeros((2, 4, 2, 4), jnp.float16)
+    pages = np.asarray(kv_write(*jnp.asarray(kv), pool, np.array([1, 1]), np.array([0, 1])))
+    np.testing.assert_array_equal(pages[1, :, 0], np.ones((4, 4)))
+    np.testing.assert_array_equal(pages[1, :, 1], np.array([[np.nan], [0], [1], [1]]) * np.ones(4))
+
+
 def test_a_donated_pool_is_written_in_place() -> None:
     pool = jnp.zeros((64, 4, 16, 8))
     k = jnp.ones((2, 2, 8))

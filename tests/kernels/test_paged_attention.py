@@ -149,6 +149,26 @@ def test_pages_nobody_names_are_not_read(attend: Callable[..., np.ndarray]) -> N
     np.testing.assert_array_equal(attend(**{**ops, "pages": spoilt}), clean)
 
 
+@pytest.mark.parametrize("implementation", ["reference", "xla"])
+def test_a_nan_key_reaches_those_who_see_it_and_nobody_else(
+    implementation: str, attend: Callable[..., np.ndarray]
+) -> None:
+    """Row 4 writes NaN at its position 80; the sink and the stale end of a page are NaN throughout."""
+    ops = operands(CASES["everything at once"])
+    clean = attend(**ops, implementation=implementation)
+    pages = ops["pages"].copy()
+    tables, lengths = ops["block_tables"].tolist(), ops["context_lens"].tolist()
+    written = {(tables[row][j // 4], j % 4) for row in range(5) for j in range(lengths[row])}
+    stale = [(page, slot) for page in range(len(pages)) for slot in range(4) if (page, slot) not in written]
+    for page, slot in [*stale, (tables[4][20], 0)]:
+        pages[page, 0::2, slot], pages[page, 1::2, slot] = np.nan, 0.0
+    out = attend(**{**ops, "pages": pages}, implementation=implementation)
+    first = ops["query_start"][4] + 10  # its 20 new tokens start at position 70
+    end = ops["query_start"][5]
+    assert np.isnan(out[first:end]).all()
+    np.testing.assert_array_equal(np.delete(out, np.s_[first:end], 0), np.delete(clean, np.s_[first:end], 0))
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_precision_stays_close_to_float32(dtype: Any, attend: Callable[..., np.ndarray]) -> None:
     ops = operands(CASES["everything at once"])
