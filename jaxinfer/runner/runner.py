@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
@@ -26,16 +25,17 @@ class ModelRunner:
 
     Args:
         config: the engine's settings.
-        params: the decoder's parameter tree (see `jaxinfer.models.decoder.param_shapes`), used where it lies.
+        params: the decoder's parameter tree (see `jaxinfer.models.decoder.param_shapes`). Arrays on the engine's device
+            are used without a copy, others are copied to it.
     """
 
     def __init__(self, config: EngineConfig, params: Params) -> None:
         self.config = config
         model, scheduler = config.model, config.scheduler
-        self._leaves = jax.tree.leaves(params)
-        self._params_tree: Any = jax.tree.structure(params)
         self._kv = init_kv_cache(model, config.cache.num_blocks, config.cache.block_size, config.runner.dtype)
         self._state: SamplingState = init_state(scheduler.max_num_seqs, model.vocab_size)
+        (self._device,) = self._kv[0].devices()
+        self._leaves = self._place(params)
         self._tables = BlockTables(scheduler.max_num_seqs, table_width(config))
         self._slots = SlotTable(scheduler.max_num_seqs, model.vocab_size, bool(config.runner.logits_processors))
         self._programs = Programs(config, params, self._kv, self._state)
@@ -45,12 +45,6 @@ class ModelRunner:
     def num_compiled(self) -> int:
         """Programs compiled so far; does not move after `warm_up`."""
         return self._programs.num_compiled
-
-    @property
-    def device_bytes(self) -> dict[str, int]:
-        """Bytes held on the device: "params", "kv_cache", "sampling_state"."""
-        parts = {"params": self._leaves, "kv_cache": self._kv, "sampling_state": self._state}
-        return {name: sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) for name, tree in parts.items()}
 
     def warm_up(self, progress: bool = False) -> None:
         """Compiles every program this engine will ever run, or loads it from the persistent cache."""
@@ -68,36 +62,31 @@ class ModelRunner:
         for kind, uploads in (("bias", inputs.bias_uploads), ("counts", inputs.counts_uploads)):
             for slot, row in uploads:
                 self._state = self._programs.upload(kind)(self._state, np.int32(slot), row)
-        output = self._programs.step(spec)(tuple(self._leaves), self._kv, self._state, jax.device_put(packed))
+        output = self._programs.step(spec)(self._leaves, self._kv, self._state, jax.device_put(packed))
         self._kv, self._state = output.kv, output.state
         output.packed.copy_to_host_async()
         arrays = StepArrays(output.packed, output.logits, spec.sampler, self._programs.num_logprobs)
         return DeviceStep(self, plan, arrays, started)
 
     def update_params(self, params: Params) -> None:
-        """Uses other parameters from the next step on; shapes, dtypes and tree stay. No copy, no compilation.
-
-        Raises:
-            ValueError: the tree, a shape or a dtype differs, naming the leaf.
+        """Uses other parameters from the next step on, of the same tree, shapes and dtypes (`match_params` checks).
+        No compilation, and no copy of arrays that are on the engine's device.
         """
-        leaves, tree = jax.tree.flatten(params)
-        if tree != self._params_tree:
-            raise ValueError(f"params has another tree than the engine's: {tree} instead of {self._params_tree}")
-        old = jax.tree_util.tree_leaves_with_path(jax.tree.unflatten(self._params_tree, self._leaves))
-        for (path, before), after in zip(old, leaves, strict=True):
-            if (before.shape, before.dtype) != (after.shape, after.dtype):
-                name = jax.tree_util.keystr(path, simple=True, separator="/")
-                raise ValueError(
-                    f"params: {name} is {after.dtype}{list(after.shape)}, the engine was compiled for "
-                    f"{before.dtype}{list(before.shape)}; cast or reshape it"
-                )
-        self._leaves = leaves
+        self._leaves = self._place(params)
 
     def shutdown(self) -> None:
-        """Frees the pool, the state and the programs; the parameters are the caller's."""
+        """Frees the pool and the state, and lets go of the parameters, which are the caller's."""
         for leaf in jax.tree.leaves((self._kv, self._state)):
             leaf.delete()
-        self._leaves = []
+        self._leaves = ()
+
+    def _place(self, params: Params) -> tuple[jax.Array, ...]:
+        """The leaves on the engine's device; those that are there stay the same arrays."""
+        here = {self._device}
+        return tuple(
+            leaf if isinstance(leaf, jax.Array) and leaf.devices() == here else jax.device_put(leaf, self._device)
+            for leaf in jax.tree.leaves(params)
+        )
 
     def busy_since(self, started: float) -> float:
         """When the device began a step dispatched at `started`: not before it finished the previous one."""
