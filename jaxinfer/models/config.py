@@ -1,5 +1,6 @@
 """What a decoder looks like: the numbers that fix every shape of the network."""
 
+import numbers
 from dataclasses import dataclass, fields
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
@@ -31,6 +32,7 @@ class ModelConfig:
 
     Raises:
         ValueError: a field is out of range, naming field, value and remedy.
+        TypeError: a size is no int.
     """
 
     vocab_size: int
@@ -55,8 +57,14 @@ class ModelConfig:
             object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.type is int and field.name != "head_dim" and value < 1:
-                raise ValueError(f"{field.name}={value} must be at least 1")
+            if field.type is int:
+                if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+                    raise TypeError(f"{field.name}={value!r} must be an int")
+                object.__setattr__(self, field.name, int(value))  # numpy's ints become Python's
+                if field.name != "head_dim" and value < 1:
+                    raise ValueError(f"{field.name}={value} must be at least 1")
+            elif field.type is float and (isinstance(value, bool) or not isinstance(value, numbers.Real) or value <= 0):
+                raise ValueError(f"{field.name}={value!r} must be a number above 0")
         if not self.head_dim:
             self._derive_head_dim()
         if self.num_attention_heads % self.num_key_value_heads:

@@ -26,6 +26,11 @@ class Mailbox:
         self._error: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def has_waiter(self) -> bool:
+        """A consumer is waiting in `get`; a second one would never be woken."""
+        return self._waiter is not None
+
     def put(self, output: RequestOutput) -> bool:
         """Adds an output; any thread. Returns whether `wake` has to be called on the loop."""
         with self._lock:

@@ -16,7 +16,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
     """`async for output in stream` yields outputs until one is finished; `await stream` returns the finished one.
 
     The request is queued when the stream is first used. It is aborted as soon as nobody waits for it any more: the
-    consumer is cancelled or fails, `aclose()` is called, or the stream is dropped.
+    consumer is cancelled, `aclose()` is called, or the stream is dropped (by a consumer that breaks off or fails, say).
 
     Args:
         thread: runs the request.
@@ -38,9 +38,12 @@ class RequestStream(AsyncIterator[RequestOutput]):
         return self
 
     async def __anext__(self) -> RequestOutput:
-        """Raises ValueError or TypeError for a request the engine refuses, EngineDeadError when the engine is gone."""
+        """Raises ValueError or TypeError for a request the engine refuses, EngineDeadError when the engine is gone,
+        RuntimeError while another task waits for an output."""
         if self._is_done:
             raise StopAsyncIteration
+        if self._mailbox is not None and self._mailbox.has_waiter:
+            raise RuntimeError("another task waits for this request's next output; give each consumer its own request")
         try:
             mailbox = self._mailbox or self._start(self._prepare())
             self._watch_consumer()

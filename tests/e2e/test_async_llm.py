@@ -325,6 +325,19 @@ def test_a_stream_is_used_once(async_llm: AsyncLLM) -> None:
     asyncio.run(main())
 
 
+def test_a_second_consumer_is_refused_and_the_first_goes_on(async_llm: AsyncLLM) -> None:
+    async def main() -> None:
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
+        stream = async_llm.generate("abc", params)
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="another task waits for this request's next output"):
+            await asyncio.wait_for(anext(stream), 5)
+        assert len(first_ids(await asyncio.wait_for(first, 20))) == 12
+
+    asyncio.run(main())
+
+
 def test_chat_tokenizer_and_defaults(async_llm: AsyncLLM) -> None:
     template = "{% for m in messages %}{{ m.content }};{% endfor %}"
 

@@ -106,11 +106,19 @@ def test_rope_angles_stay_exact_in_bfloat16() -> None:
         ({"hidden_act": "swish"}, "hidden_act='swish' is not supported"),
         ({"vocab_size": 0}, "vocab_size=0 must be at least 1"),
         ({"rope_freq_factors": (1.0,)}, "rope_freq_factors has 1 values"),
+        ({"hidden_size": 64.0}, "hidden_size=64.0 must be an int"),
+        ({"num_key_value_heads": "2"}, "num_key_value_heads='2' must be an int"),
+        ({"rope_theta": 0}, "rope_theta=0 must be a number above 0"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps='1e-5' must be a number above 0"),
     ],
 )
 def test_impossible_configs_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         replace(CONFIG, **fields)
+
+
+def test_numpy_sizes_become_ints() -> None:
+    assert type(replace(CONFIG, hidden_size=np.int64(CONFIG.hidden_size)).hidden_size) is int
 
 
 def test_head_dim_must_be_given_when_it_does_not_follow() -> None:
