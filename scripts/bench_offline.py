@@ -34,6 +34,7 @@ KINDS = {
     "jaxinfer": ("scripts.bench_peers.jaxinfer_worker", ""),
     "vllm": ("scripts.bench_peers.vllm_worker", "eager"),
     "vllm-compiled": ("scripts.bench_peers.vllm_worker", "compiled"),
+    "vllm-in-process": ("scripts.bench_peers.vllm_worker", "in-process"),
     "transformers": ("scripts.bench_peers.transformers_worker", "static"),
     "transformers-continuous": ("scripts.bench_peers.transformers_worker", "continuous"),
     "llama.cpp": ("scripts.bench_peers.llamacpp_worker", ""),

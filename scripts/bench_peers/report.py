@@ -9,6 +9,8 @@ from typing import Any
 
 from scripts.bench_peers.workloads import Workload
 
+DISTURBING_LOAD = 0.1
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -84,6 +86,8 @@ def as_markdown(comparison: Comparison) -> str:
     loads = [m.other_load for m in comparison.measurements]
     if loads:
         parts += [f"Other work on these cores during the runs: median {median(loads):.0%}, worst {max(loads):.0%}."]
+        if max(loads) > DISTURBING_LOAD:
+            parts += ["**Not a quiet machine**: engines that meet at thread barriers lose far more than that share."]
     parts += [f"Not timed: {message}" for message in comparison.untimed]
     parts += [f"**{name} failed**: {message}" for name, message in comparison.failures.items()]
     return "\n\n".join(parts)

@@ -7,6 +7,8 @@ import transformers  # type: ignore[import-not-found, unused-ignore]
 
 from scripts.bench_peers.worker import LoadRequest, serve
 
+PAGE_SIZE = 256  # the default
+
 
 class TransformersEngine:
     def __init__(self, request: LoadRequest) -> None:
@@ -14,6 +16,11 @@ class TransformersEngine:
         self._continuous = request.variant == "continuous"
         model = transformers.AutoModelForCausalLM.from_pretrained(request.model, dtype=torch.float32)
         self._model = model.eval()
+        # By default every call fills most of the machine's memory with a fresh cache, at ten seconds a call.
+        pages_a_request = -(-request.max_model_len // PAGE_SIZE)
+        self._batching_config = transformers.ContinuousBatchingConfig(
+            page_size=PAGE_SIZE, num_blocks=request.max_num_seqs * pages_a_request, max_batch_tokens=2048
+        )
         # Without an EOS id it generates max_new_tokens; the prompts of a batch have one length, so nothing is padded.
         self._model.generation_config.eos_token_id = None
 
@@ -44,9 +51,10 @@ class TransformersEngine:
         config = transformers.GenerationConfig(
             do_sample=False, max_new_tokens=max_tokens, eos_token_id=-1, pad_token_id=0, use_cuda_graph=False
         )
-        outputs = self._model.generate_batch(inputs=prompts, generation_config=config)
-        by_number = sorted(outputs.items(), key=lambda item: int(item[0].rsplit("_", 1)[-1]))
-        return [list(output.generated_tokens) for _, output in by_number]
+        outputs = self._model.generate_batch(
+            inputs=prompts, generation_config=config, continuous_batching_config=self._batching_config
+        )
+        return [list(output.generated_tokens) for output in outputs.values()]
 
 
 if __name__ == "__main__":

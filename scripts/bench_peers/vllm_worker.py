@@ -1,4 +1,7 @@
-"""vLLM (the CPU build) on a Hugging Face directory: eager, or torch.compile'd as variant "compiled"."""
+"""vLLM (the CPU build) on a Hugging Face directory: variant "eager" or "compiled" by torch.compile.
+
+vLLM computes in a process of its own, as it does by itself; variant "in-process" is eager mode without that.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,24 @@ from scripts.bench_peers.worker import LoadRequest, serve
 
 class VllmEngine:
     def __init__(self, request: LoadRequest) -> None:
+        cores = sorted(os.sched_getaffinity(0))
+        if request.variant == "in-process":
+            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+            os.environ["OMP_NUM_THREADS"] = str(len(cores))
+            os.environ["GOMP_CPU_AFFINITY"] = " ".join(map(str, cores))
         # Every usable core computes; vLLM would keep one free where there are enough.
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, sorted(os.sched_getaffinity(0)))))
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
         import vllm  # type: ignore[import-not-found, unused-ignore]
 
-        self._compiled = request.variant == "compiled"
+        self._mode = request.variant
         self._params = vllm.SamplingParams
         self._llm = vllm.LLM(
             model=request.model,
             dtype="float32",
             max_model_len=request.max_model_len,
             max_num_seqs=request.max_num_seqs,
-            enforce_eager=not self._compiled,
+            enforce_eager=request.variant != "compiled",
             enable_prefix_caching=False,  # no prompt comes twice: it could only cost
             skip_tokenizer_init=True,
         )
@@ -35,7 +43,7 @@ class VllmEngine:
             distribution: importlib.metadata.version(distribution),
             "torch": torch.__version__,
             "dtype": "float32",
-            "mode": "compiled" if self._compiled else "eager",
+            "mode": self._mode,
             "threads bound to cores": os.environ["VLLM_CPU_OMP_THREADS_BIND"],
         }
 
