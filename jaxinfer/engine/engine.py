@@ -167,6 +167,9 @@ class Engine:
         return EngineStats(
             num_running=scheduled.num_running,
             num_waiting=scheduled.num_waiting,
+            num_unfinished=self.num_unfinished_requests,
+            num_blocks=scheduled.num_blocks,
+            num_free_blocks=scheduled.num_free_blocks,
             num_steps=times.num_steps,
             num_computed_tokens=scheduled.num_tokens,
             num_generated_tokens=times.num_generated_tokens,
@@ -225,8 +228,9 @@ class Engine:
 
     def _score_prompts(self, plan: StepPlan, result: StepResult) -> None:
         for row, row_result in zip(plan.rows, result.rows, strict=True):
-            if row.num_scored and row_result.prompt_logprobs is not None and not row.request.is_finished:
-                self._outputs.score(row, row_result.prompt_logprobs)
+            scores = row_result.prompt_logprobs
+            if scores is not None and row_result.finite and not row.request.is_finished:
+                self._outputs.score(row, scores)
 
     def _accept(self, request: Request, row: RowResult, dispatched_at: float, now: float) -> None:
         """Takes what one row brought: its token was appended to the request, and may end it."""

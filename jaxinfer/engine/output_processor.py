@@ -106,7 +106,8 @@ class OutputProcessor:
     def score(self, row: ScheduledRow, logprobs: RowLogprobs) -> None:
         """Takes the log-probabilities of the prompt tokens that follow the row's first tokens.
 
-        A preempted request scores its prompt again; positions that are there already stay.
+        A preempted request scores its prompt again; positions that are there already stay. No output shows any before
+        all are there.
         """
         group = self._members[row.request][0]
         scored = group.prompt_logprobs
@@ -141,7 +142,10 @@ class OutputProcessor:
     def _output(self, group: _Group) -> RequestOutput:
         delta = group.kind is RequestOutputKind.DELTA
         scored = group.prompt_logprobs
-        if scored is not None and delta:
+        # The prompt is scored in chunks with its first sample, and the others may be ahead.
+        if scored is not None and len(scored) < len(group.prompt_token_ids):
+            scored = None
+        elif delta:
             group.prompt_logprobs = None
         return RequestOutput(
             request_id=group.request_id,

@@ -95,8 +95,8 @@ class RequestOutput:
         request_id: as given when the request was added.
         prompt: its text, None when ids were given.
         prompt_token_ids: its ids.
-        prompt_logprobs: one entry for each prompt id, the first None; None when not asked for. Under DELTA only the
-            first output carries it.
+        prompt_logprobs: one entry for each prompt id, the first None; None when not asked for or not complete yet.
+            Under DELTA one output carries it, the first that can.
         outputs: the samples by index; under DELTA those with news.
         finished: every sample has ended.
         metrics: times of the request, the same object in all its outputs.

@@ -10,6 +10,9 @@ class EngineStats:
     Attributes:
         num_running: samples that hold a slot now.
         num_waiting: samples that wait for one, preempted ones included.
+        num_unfinished: requests (prompts, not samples) that have not finished.
+        num_blocks: KV blocks that requests can use.
+        num_free_blocks: how many of them are free.
         num_steps: steps completed.
         num_computed_tokens: tokens that went through the model, what preemption repeats included.
         num_generated_tokens: tokens handed to requests.
@@ -29,6 +32,9 @@ class EngineStats:
 
     num_running: int
     num_waiting: int
+    num_unfinished: int
+    num_blocks: int
+    num_free_blocks: int
     num_steps: int
     num_computed_tokens: int
     num_generated_tokens: int

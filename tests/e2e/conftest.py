@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from jaxinfer import LLM, AsyncLLM
-from jaxinfer.engine.scheduler import Scheduler
 from jaxinfer.models.config import ModelConfig
 
 SMALL = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "enforce_eager": True, "use_tqdm_on_load": False}
@@ -87,7 +86,5 @@ def becomes_idle() -> Callable[[AsyncLLM], Any]:
 
 
 def is_idle(llm: LLM | AsyncLLM) -> bool:
-    engine = llm._parts.engine
-    scheduler: Scheduler = engine.scheduler
-    blocks = scheduler.block_manager
-    return not engine.num_unfinished_requests and blocks.num_free_blocks == blocks.num_blocks
+    stats = llm.stats()
+    return not stats.num_unfinished and stats.num_free_blocks == stats.num_blocks

@@ -111,6 +111,25 @@ def test_metrics_and_statistics_on_a_fake_clock(make_harness: Callable) -> None:
     assert 0 <= stats.device_share <= 1 and 0 <= stats.kv_waste_mean <= stats.kv_waste_worst <= 1
 
 
+def test_statistics_of_what_is_held_now(make_harness: Callable) -> None:
+    harness = make_harness(max_num_seqs=2, num_blocks=9)
+
+    def held() -> tuple[int, int, int, int, int]:
+        now = harness.engine.stats()
+        return now.num_unfinished, now.num_running, now.num_waiting, now.num_blocks, now.num_free_blocks
+
+    assert held() == (0, 0, 0, 8, 8)
+    harness.add("a", (1,) * 20, params(FINAL_ONLY, n=2, max_tokens=4))
+    harness.add("b", (1,), params(FINAL_ONLY, max_tokens=4))
+    assert held() == (2, 0, 3, 8, 8)
+    harness.engine.step()
+    assert held() == (2, 2, 1, 8, 4)
+    harness.engine.abort("a")
+    assert held() == (1, 0, 1, 8, 8)
+    harness.run()
+    assert held() == (0, 0, 0, 8, 8)
+
+
 def test_idle_time_is_not_busy_time(make_harness: Callable) -> None:
     now = [0.0]
     harness = make_harness(clock=lambda: now[0])
