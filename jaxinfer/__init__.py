@@ -8,7 +8,7 @@ from jaxinfer._version import __version__
 if TYPE_CHECKING:
     from jaxinfer.async_llm import AsyncLLM
     from jaxinfer.async_llm import AsyncLLM as AsyncLLMEngine
-    from jaxinfer.engine.errors import EngineDeadError, EngineGenerateError
+    from jaxinfer.engine.errors import EngineDeadError
     from jaxinfer.engine.outputs import CompletionOutput, Logprob, RequestOutput
     from jaxinfer.engine.sampling_params import RequestOutputKind, SamplingParams
     from jaxinfer.llm import LLM
@@ -24,7 +24,6 @@ __all__ = [
     "CompletionOutput",
     "EngineArgs",
     "EngineDeadError",
-    "EngineGenerateError",
     "Logprob",
     "ModelConfig",
     "RequestOutput",
@@ -43,7 +42,6 @@ _HOMES = {
     "CompletionOutput": "jaxinfer.engine.outputs:CompletionOutput",
     "EngineArgs": "jaxinfer.startup.args:EngineArgs",
     "EngineDeadError": "jaxinfer.engine.errors:EngineDeadError",
-    "EngineGenerateError": "jaxinfer.engine.errors:EngineGenerateError",
     "Logprob": "jaxinfer.engine.outputs:Logprob",
     "ModelConfig": "jaxinfer.models.config:ModelConfig",
     "RequestOutput": "jaxinfer.engine.outputs:RequestOutput",
