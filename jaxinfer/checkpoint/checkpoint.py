@@ -93,12 +93,12 @@ def _open_directory(path: Path) -> Checkpoint:
     config = hf_directory.read_json(path / "config.json")
     generation_path = path / "generation_config.json"
     generation = hf_directory.read_json(generation_path) if generation_path.is_file() else {}
-    family = family_of_hf_config(config)
-    _warn_unknown(path / "config.json", family.unknown_keys(config))
     try:
+        family = family_of_hf_config(config)
         model_config = family.model_config(config)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path / 'config.json'}: {error}") from error
+    _warn_unknown(path / "config.json", family.unknown_keys(config))
     tensors = hf_directory.read_tensors(path)
     return Checkpoint(
         path=path,

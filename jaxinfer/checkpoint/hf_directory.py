@@ -49,7 +49,9 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
     pickles = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLES)
     if pickles:
         raise ValueError(pickle_refusal(directory / pickles[0]))
-    raise ValueError(f"{directory} has no *.safetensors file; it is incomplete or not a model directory")
+    ggufs = sorted(path.name for path in directory.glob("*.gguf"))
+    hint = f"; for its GGUF file give {directory / ggufs[0]}" if ggufs else ""
+    raise ValueError(f"{directory} has no *.safetensors file; it is incomplete or not a model directory{hint}")
 
 
 def pickle_refusal(path: Path) -> str:

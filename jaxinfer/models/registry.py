@@ -21,7 +21,9 @@ def family_of_hf_config(config: Mapping[str, Any]) -> Family:
     Raises:
         ValueError: no family loads it; the message lists the supported architectures.
     """
-    names: Sequence[str] = config.get("architectures") or ()
+    names = config.get("architectures") or ()
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise ValueError(f"architectures={names!r} must be a list of class names")
     for family in FAMILIES:
         if any(name in family.architectures for name in names):
             return family

@@ -54,11 +54,18 @@ class TokenizerSettings:
         named = {**_read(path / "special_tokens_map.json"), **{k: v for k, v in config.items() if v is not None}}
         special = {name: text for name in _NAMES if (text := _text(named.get(name))) is not None}
         extra = [*_as_list(named.get("additional_special_tokens")), *_as_list(named.get("extra_special_tokens"))]
+        try:
+            added_tokens, templates = _added_tokens(path, config), _templates(path, config)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path / 'tokenizer_config.json'} or a file beside it has malformed added tokens or chat templates "
+                f"({error!r}); get it again"
+            ) from error
         return cls(
             special_tokens=special,
             extra_special_tokens=tuple(text for token in extra if (text := _text(token)) is not None),
-            added_tokens=_added_tokens(path, config),
-            templates=_templates(path, config),
+            added_tokens=added_tokens,
+            templates=templates,
             add_bos_token=config.get("add_bos_token"),
             add_eos_token=config.get("add_eos_token"),
             legacy=bool(config.get("legacy", False)),
@@ -94,7 +101,7 @@ def _added_tokens(path: Path, config: Mapping[str, Any]) -> tuple[AddedToken, ..
     by_content: dict[str, AddedToken] = {}
     for content, token_id in _read(path / "added_tokens.json").items():
         by_content[content] = AddedToken(int(token_id), content)
-    for token_id, entry in config.get("added_tokens_decoder", {}).items():
+    for token_id, entry in (config.get("added_tokens_decoder") or {}).items():
         flags = {name: bool(entry.get(name, False)) for name in ("special", "lstrip", "rstrip")}
         by_content[entry["content"]] = AddedToken(int(token_id), entry["content"], **flags)
     return tuple(by_content.values())

@@ -113,6 +113,33 @@ def test_overlong_offsets_name_the_tensor(hf_copy):
         open_checkpoint(folder)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("architectures", "LlamaForCausalLM", "must be a list of class names"),
+        ("architectures", 3, "must be a list of class names"),
+        ("architectures", ["GPT9"], "is not supported; supported architectures: LlamaForCausalLM"),
+        ("quantization_config", "awq", "quant_method='awq' is not supported"),
+        ("hidden_size", 64.0, "hidden_size=64.0 must be an int"),
+        ("num_key_value_heads", "2", "num_key_value_heads='2' must be an int"),
+        ("rms_norm_eps", "small", "rms_norm_eps='small' must be a number"),
+    ],
+)
+def test_settings_of_the_wrong_kind_name_file_and_key(hf_copy, key, value, message):
+    folder = hf_copy("tiny_llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(ValueError, match=rf"config\.json: .*{message}"):
+        open_checkpoint(folder)
+
+
+def test_gguf_beside_a_config_is_pointed_at(hf_copy):
+    folder = hf_copy("tiny_llama")
+    (folder / "model.safetensors").rename(folder / "model-Q8_0.gguf")
+    with pytest.raises(ValueError, match=r"no \*\.safetensors file.* for its GGUF file give .*model-Q8_0\.gguf"):
+        open_checkpoint(folder)
+
+
 def test_pickle_files_are_refused(tmp_path, hf_copy):
     folder = hf_copy("tiny_llama")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")

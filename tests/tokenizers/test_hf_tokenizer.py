@@ -94,6 +94,21 @@ def test_added_token_with_another_id_is_refused(bpe: tokenizers.Tokenizer, model
         HFTokenizer.from_dir(path)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"added_tokens_decoder": [1]},
+        {"added_tokens_decoder": {"x": {"content": "<s>"}}},
+        {"added_tokens_decoder": {"5": {}}},
+        {"added_tokens_decoder": {"5": None}},
+        {"chat_template": [{"name": "default"}]},
+    ],
+)
+def test_malformed_settings_name_the_file(bpe: tokenizers.Tokenizer, model_dir: ModelDir, config: Any) -> None:
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json or a file beside it has malformed"):
+        HFTokenizer.from_dir(model_dir(bpe, tokenizer_config=config))
+
+
 def test_named_token_outside_the_vocabulary_gets_no_id(bpe: tokenizers.Tokenizer, model_dir: ModelDir) -> None:
     tokenizer = HFTokenizer.from_dir(model_dir(bpe, tokenizer_config={"pad_token": "[PAD]", "bos_token": "[B]"}))
     assert tokenizer.pad_token_id is None and tokenizer.bos_token_id is None

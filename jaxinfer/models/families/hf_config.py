@@ -59,8 +59,9 @@ def rope_theta(config: HFConfig, default: float = 10000.0) -> float:
 
 def refuse_unsupported(config: HFConfig) -> None:
     """Raises ValueError for settings that would change the result and that are not built."""
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
+    quantization = config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
         raise ValueError(
             f"quantization_config with quant_method={method!r} is not supported; load the unquantised checkpoint or a "
             "GGUF file"
