@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from jaxinfer.cli.engine_loading import load
 from jaxinfer.cli.engine_options import add_engine_options, engine_args
 from jaxinfer.cli.generate import read_template
 
@@ -71,9 +72,8 @@ def _serve(args: Any, source: Path, output: Any, total: int, name: str, template
     from jaxinfer.openai.batch_input import read_batch
     from jaxinfer.openai.batch_job import BatchJob
     from jaxinfer.openai.request import RequestReader
-    from jaxinfer.startup.loading import load_engine
 
-    parts = load_engine(args, None, None)
+    parts = load(args)
     reader = RequestReader(parts.tokenizer, parts.defaults, name, template)
     done = set(output.done)
     results = {False: 0, True: 0}

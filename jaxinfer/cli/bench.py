@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from jaxinfer.cli.engine_loading import load
 from jaxinfer.cli.engine_options import add_engine_options, engine_args
 from jaxinfer.cli.human_int import human_int
 
@@ -64,13 +65,12 @@ def run_throughput(arguments: argparse.Namespace) -> int:
     from jaxinfer.bench.throughput import measure_throughput
     from jaxinfer.bench.workload import LengthRange, random_workload
     from jaxinfer.serving.progress import RequestProgress
-    from jaxinfer.startup.loading import load_engine
 
     input_len = LengthRange(*(arguments.input_len_range or [arguments.input_len] * 2))
     output_len = LengthRange(*(arguments.output_len_range or [arguments.output_len] * 2))
     if arguments.output_json is not None:
         arguments.output_json.touch()  # a path that cannot be written is better known before the run
-    parts = load_engine(args, None, None)
+    parts = load(args)
     config = parts.engine.config
     workload = random_workload(
         arguments.num_prompts,

@@ -5,6 +5,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from jaxinfer.cli.engine_loading import load
 from jaxinfer.cli.engine_options import add_engine_options, engine_args
 from jaxinfer.cli.generate import read_template
 from jaxinfer.cli.sampling_options import add_sampling_options, sampling_params
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 A conversation with the model; each line is a message, answers appear as they are written.
 
-Ctrl-C stops an answer, which stays in the conversation as far as it got; at the prompt Ctrl-C or Ctrl-D leaves.
+Ctrl-C stops an answer, which stays in the conversation as far as it got (before its first token the message is
+forgotten); at the prompt Ctrl-C or Ctrl-D leaves.
 /reset begins a new conversation, /quit leaves. Without a terminal each line of standard input is a message, and only
 the answers are printed. Without --max-tokens an answer may fill the model's length.
 """
@@ -43,10 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
     args = engine_args(arguments, max_num_seqs=1)
     template = read_template(arguments.chat_template)
 
-    from jaxinfer.startup.loading import load_engine
-
     sampling_params(arguments, {}, None)  # refuses what is wrong before anything is loaded
-    parts = load_engine(args, None, None)
+    parts = load(args)
     conversation = Conversation(parts, sampling_params(arguments, parts.defaults, None), arguments.system, template)
     is_terminal = sys.stdin.isatty()
     if is_terminal:
@@ -92,7 +92,7 @@ class Conversation:
 
     def reset(self) -> None:
         """Forgets all but the system message."""
-        self._messages = list(self._system)
+        self._messages = self._system
 
     def answer(self, message: str) -> None:
         """Writes the answer to standard output as it grows; Ctrl-C ends it there.
@@ -109,14 +109,13 @@ class Conversation:
         try:
             self._stream(prompt, pieces)
         except KeyboardInterrupt:
+            sys.stdout.write(" ...")
             # A second Ctrl-C before the step ended has cost the engine its cache; from a pipe nobody wants the rest.
             if self._parts.engine.is_dead or not sys.stdin.isatty():
                 raise
-            sys.stdout.write(" ...")
-        finally:
-            if pieces:
-                print(flush=True)
-        self._messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
+        print(flush=True)
+        if pieces:
+            self._messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
 
     def _stream(self, prompt: Any, pieces: list[str]) -> None:
         from jaxinfer.serving.request_loop import RequestLoop
@@ -127,6 +126,7 @@ class Conversation:
             while len(loop):
                 for output in loop.step():
                     if output.error is not None:
+                        print(flush=True)
                         raise ValueError(output.error)
                     for sample in output.outputs:
                         pieces.append(sample.text)

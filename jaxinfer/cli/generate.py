@@ -4,6 +4,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from jaxinfer.cli.engine_loading import load
 from jaxinfer.cli.engine_options import add_engine_options, engine_args
 from jaxinfer.cli.sampling_options import add_sampling_options, sampling_params
 
@@ -59,10 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     from jaxinfer.cli.completion_output import make_writer
     from jaxinfer.engine.sampling_params import RequestOutputKind
     from jaxinfer.serving.request_loop import RequestLoop
-    from jaxinfer.startup.loading import load_engine
 
     sampling_params(arguments, {}, MAX_TOKENS)  # refuses what is wrong before anything is loaded
-    parts = load_engine(args, None, None)
+    parts = load(args)
     params = sampling_params(arguments, parts.defaults, MAX_TOKENS)
     params.output_kind = RequestOutputKind.DELTA if arguments.stream else RequestOutputKind.FINAL_ONLY
     writer = make_writer(prompts, params.n, as_json=arguments.json, stream=arguments.stream)

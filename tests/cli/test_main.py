@@ -121,6 +121,21 @@ def test_a_reader_that_left_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_an_interrupt_while_loading_ends_the_process() -> None:
+    program = (
+        "import os, signal, sys, time\n"
+        "from jaxinfer.cli.main import main\n"
+        "from jaxinfer.startup import loading\n"
+        "def load_engine(*args):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    time.sleep(60)\n"
+        "loading.load_engine = load_engine\n"
+        "sys.exit(main(['generate', '--model', 'm', '--prompt', 'a']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_traceback_on_demand(jaxinfer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXINFER_TRACEBACK", "1")
     with pytest.raises(ValueError, match="/no/such/model"):
