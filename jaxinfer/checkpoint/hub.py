@@ -68,14 +68,15 @@ def _explained(error: Exception, repo_id: str, revision: str | None) -> ValueErr
 
     if isinstance(error, GatedRepoError):
         return ValueError(
-            f"model={repo_id!r} is gated: accept its licence on its Hub page and pass token=... or run `hf auth login`"
+            f"model={repo_id!r} is gated: accept its licence on its Hub page and pass hf_token=... or run "
+            "`hf auth login`"
         )
     if isinstance(error, RevisionNotFoundError):
         return ValueError(f"revision={revision!r} of model={repo_id!r} does not exist")
     if isinstance(error, RepositoryNotFoundError | HFValidationError):
         return ValueError(
             f"model={repo_id!r} is neither a local path nor a model of the Hub; check the spelling, and for a private "
-            "one pass token=..."
+            "one pass hf_token=..."
         )
     return ConnectionError(
         f"model={repo_id!r} is not (wholly) in the local Hub cache and the Hub cannot be reached "

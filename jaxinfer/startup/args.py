@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.config import require_positive
+from jaxinfer.startup.generation_config import check_override
 from jaxinfer.startup.unbuilt import UNBUILT, without_unbuilt
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 
@@ -53,7 +54,8 @@ class EngineArgs:
         max_logprobs: most alternatives per token a request may ask for, -1 for the whole vocabulary.
         generation_config: where `get_default_sampling_params()` comes from: "auto" is the model's
             generation_config.json, "vllm" is none (vLLM's defaults), else a folder with such a file.
-        override_generation_config: entries that replace those of the generation config.
+        override_generation_config: entries that replace those of the generation config (an eos_token_id joins the
+            other ends).
         disable_log_stats: do not write a line about the engine's load to the "jaxinfer" logger every ten seconds.
         use_tqdm_on_load: show progress bars while weights are read and programs are compiled.
 
@@ -141,6 +143,8 @@ class EngineArgs:
             raise ValueError(f"scheduling_policy={self.scheduling_policy!r} must be 'fcfs' or 'priority'")
         if self.compilation_cache_dir is True:
             raise ValueError("compilation_cache_dir=True names no folder; leave it out for the default one")
+        if self.override_generation_config is not None:
+            check_override(self.override_generation_config)
         self._check_logits_processors()
         self._check_tokenizer()
 

@@ -18,6 +18,23 @@ SAMPLING_FIELDS = {
 """Entry of generation_config.json -> field of SamplingParams; other entries do not change sampling, as in vLLM."""
 
 
+def check_override(entries: Any) -> None:
+    """Refuses entries for a generation config that would change nothing.
+
+    Raises:
+        TypeError: not a mapping.
+        ValueError: an entry that is not looked at.
+    """
+    if not isinstance(entries, Mapping):
+        raise TypeError(f"override_generation_config={entries!r} must be a mapping")
+    known = [*SAMPLING_FIELDS, "eos_token_id"]
+    for name in entries:
+        if name not in known:
+            raise ValueError(
+                f"override_generation_config holds {name!r}, which changes nothing; use {', '.join(known)}"
+            )
+
+
 def read_generation_config(choice: str | Path, own: Mapping[str, Any]) -> Mapping[str, Any]:
     """The entries that `EngineArgs.generation_config` means.
 

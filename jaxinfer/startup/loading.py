@@ -85,7 +85,8 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
     model = model_config or (checkpoint.model_config if checkpoint else None)
     assert model is not None
     generation = read_generation_config(args.generation_config, checkpoint.generation_config if checkpoint else {})
-    defaults = sampling_defaults({**generation, **(args.override_generation_config or {})})
+    generation = {**generation, **(args.override_generation_config or {})}
+    defaults = sampling_defaults(generation)
     tokenizer = _tokenizer(args, checkpoint)
     ends = _end_ids(checkpoint, tokenizer) | end_ids(generation)
     config, weights = _config_and_params(args, model, checkpoint, params)
@@ -101,6 +102,8 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
 
 
 def _check_source(args: EngineArgs, model_config: ModelConfig | None, params: Params | None) -> None:
+    if model_config is not None and not isinstance(model_config, ModelConfig):
+        raise TypeError(f"model_config={model_config!r} must be a jaxinfer.ModelConfig")
     if params is None and args.model is None:
         raise ValueError("model=None: give a model, or params with model_config")
     if params is None and model_config is not None:
@@ -121,7 +124,11 @@ def _tokenizer(args: EngineArgs, checkpoint: Checkpoint | None) -> Tokenizer | N
         return checkpoint.tokenizer() if checkpoint else None
     if isinstance(args.tokenizer, str | Path):
         revision = args.tokenizer_revision or args.revision
-        return load_tokenizer(_find(args, args.tokenizer, revision, weights=False))
+        try:
+            return load_tokenizer(_find(args, args.tokenizer, revision, weights=False))
+        except (ValueError, ConnectionError) as error:
+            kind = ConnectionError if isinstance(error, ConnectionError) else ValueError
+            raise kind(f"tokenizer={str(args.tokenizer)!r}: {error}") from error
     return args.tokenizer
 
 

@@ -77,6 +77,8 @@ def test_sampling_defaults_come_from_the_generation_config(
     defaults = other.get_default_sampling_params()
     assert (defaults.temperature, defaults.top_p, defaults.min_p) == (1.0, 0.5, 0.1)
     assert tokens(other, [5]) == [9, 3]
+    ending = LLM(folder, generation_config="vllm", override_generation_config={"eos_token_id": [9]}, **small)
+    assert tokens(ending, [5]) == [9]
     with pytest.raises(ValueError, match="generation_config='nowhere'"):
         LLM(folder, generation_config="nowhere", **small)
     with pytest.raises(ValueError, match="top_p=3"):
@@ -171,6 +173,10 @@ def test_sources_that_contradict(text_config: ModelConfig, text_params: Any, sma
         LLM(params=text_params, **small)
     with pytest.raises(ValueError, match="model_config without params"):
         LLM("smollm2-135m-instruct", model_config=text_config, **small)
+    with pytest.raises(TypeError, match=r"model_config=\{\} must be a jaxinfer\.ModelConfig"):
+        LLM(model_config={}, params=text_params, **small)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="tokenizer='./nowhere': .*does not exist"):
+        LLM(model_config=text_config, params=text_params, tokenizer="./nowhere", **small)
     with pytest.raises(ValueError, match=r"variables\['params'\]"):
         LLM(model_config=text_config, params={"params": text_params}, **small)
     with pytest.raises(ValueError, match="dtype float32, not bfloat16"):

@@ -103,6 +103,8 @@ def test_bad_memory_share(share: Any) -> None:
         ({"tokenizer": "t", "skip_tokenizer_init": True}, ValueError),
         ({"tokenizer_revision": "v1"}, ValueError),
         ({"hf_token": 7}, TypeError),
+        ({"override_generation_config": {"temprature": 1}}, ValueError),
+        ({"override_generation_config": "top_k"}, TypeError),
     ],
 )
 def test_bad_values_name_the_argument(arguments: dict[str, Any], error: type[Exception]) -> None:
