@@ -91,7 +91,7 @@ def _one_each(name: str, given: _Item | Sequence[_Item], kind: type[_Item], coun
     """`given` as a list with one entry for each prompt."""
     values = [given] * count if isinstance(given, kind) else given
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise TypeError(f"{name}={given!r} must be a {kind.__name__}, or a list with one for each prompt")
+        raise TypeError(f"{name}={given!r} must be one {kind.__name__}, or a list with one for each prompt")
     for value in values:
         if not isinstance(value, kind):
             raise TypeError(f"{name} holds {value!r}, not a {kind.__name__}")

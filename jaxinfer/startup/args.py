@@ -94,7 +94,10 @@ class EngineArgs:
         names = [item.name for item in fields(self)]
         given = {"model": model} | without_unbuilt(arguments, names, UNBUILT)
         for item in fields(self):
-            object.__setattr__(self, item.name, given.get(item.name, item.default))
+            value = given.get(item.name, item.default)
+            if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+                value = int(value)  # numpy's
+            object.__setattr__(self, item.name, value)
         self._check_numbers()
         self._check_choices()
 
@@ -103,11 +106,10 @@ class EngineArgs:
         for name in (*sizes, "num_gpu_blocks_override", "block_size"):
             if name == "block_size" or getattr(self, name) is not None:
                 require_positive(name, getattr(self, name))
-        if isinstance(self.seed, bool) or not isinstance(self.seed, numbers.Integral):
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise TypeError(f"seed={self.seed!r} must be an int")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed={self.seed} must be from 0 to 2**63 - 1")
-        object.__setattr__(self, "seed", int(self.seed))
         share = self.gpu_memory_utilization
         is_number = isinstance(share, numbers.Real) and not isinstance(share, bool) and math.isfinite(share)
         if not is_number or not 0 < share <= 1:

@@ -23,7 +23,8 @@ def test_defaults_are_vllms() -> None:
 
 
 def test_arguments_are_kept_and_can_be_replaced() -> None:
-    assert type(EngineArgs("m", seed=np.int64(7)).seed) is int  # random.Random takes no other
+    numpy = EngineArgs("m", seed=np.int64(7), max_num_seqs=np.int32(3))
+    assert type(numpy.seed) is int is type(numpy.max_num_seqs)  # random.Random takes no other
     args = AsyncEngineArgs(model="m", max_num_seqs=3, logits_processors=[abs], tensor_parallel_size=1)
     assert (args.max_num_seqs, args.logits_processors) == (3, (abs,))
     changed = dataclasses.replace(args, seed=5)
