@@ -31,12 +31,12 @@ class Job(NamedTuple):
 sampling = st.fixed_dictionaries(
     {"max_tokens": st.integers(1, 24)},
     optional={
-        "min_tokens": st.just(1),
+        "min_tokens": st.integers(1, 8),
         "ignore_eos": st.just(True),
         "repetition_penalty": st.just(1.5),
         "frequency_penalty": st.just(1.0),
         "presence_penalty": st.just(1.0),
-        "logit_bias": st.just({3: 4.0, 9: -4.0}),
+        "logit_bias": st.sampled_from([{3: 4.0, 9: -4.0}, {7: 6.0}]),
         "allowed_token_ids": st.just(list(range(0, 48, 2))),
         "bad_words": st.just(["x"]),
         "bad_words_token_ids": st.just(((4,), (2, 6), (8, 10, 12))),
@@ -145,6 +145,7 @@ def engines(random_params: Callable[..., Any]) -> tuple[Engine, Engine, Naive]:
 
 def sampling_params(job: Job) -> SamplingParams:
     values = dict(job.params)
+    values["max_tokens"] = max(values["max_tokens"], values.get("min_tokens", 1))
     if "bad_words" not in values:
         values.pop("bad_words_token_ids", None)
     elif "bad_words_token_ids" not in values:
