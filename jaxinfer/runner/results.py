@@ -47,6 +47,8 @@ class _SamplerReader:
 
     def __init__(self, values: np.ndarray, arrays: StepArrays) -> None:
         self._fields = dict(zip(SAMPLER_FIELDS, values, strict=False))
+        # Lists: reading numpy element by element takes longer than the rest of a step's bookkeeping.
+        self._tokens, self._finite, self._allowed = (self._fields[name].tolist() for name in SAMPLER_FIELDS[:3])
         k = arrays.num_logprobs
         self._top_ids = values[len(SAMPLER_FIELDS) : len(SAMPLER_FIELDS) + k]
         self._top_logprobs = values[len(SAMPLER_FIELDS) + k :].view(np.float32)
@@ -58,13 +60,11 @@ class _SamplerReader:
         params = row.request.params
         last = first + row.num_scored
         scored = self._logprobs(first, last, params.prompt_logprobs) if row.num_scored else None
-        finite = bool(self._fields["finite"][first : last + row.samples].all())
+        finite = all(self._finite[first : last + row.samples])
         if not row.samples:
             return RowResult(None, finite, None, scored)
         drawn = self._logprobs(last, last + 1, params.logprobs) if params.logprobs is not None else None
-        token = int(self._fields["tokens"][last])
-        allowed = bool(self._fields["allowed"][last])
-        return RowResult(token, finite, drawn, scored, allowed)
+        return RowResult(self._tokens[last], finite, drawn, scored, bool(self._allowed[last]))
 
     def _logprobs(self, first: int, last: int, count: int | None) -> RowLogprobs:
         """Logits rows ``first .. last - 1`` with `count` alternatives; -1 asks for the whole vocabulary."""

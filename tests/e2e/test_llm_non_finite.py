@@ -23,8 +23,7 @@ def ids(outputs: list[RequestOutput]) -> list[list[int]]:
 
 
 # Id 0 is also what padding tokens are made of; a prompt of 70 goes through in chunks.
-@pytest.mark.parametrize("bad", [[0], [3, 0, 200], [200] + [3] * 69])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize(("bad", "value"), [([0], np.nan), ([3, 0, 200], np.inf), ([200] + [3] * 69, np.nan)])
 def test_a_spoilt_token_spoils_its_requests_only(
     tiny_config: ModelConfig, tiny_params: Callable[[int], Any], small: dict[str, Any], bad: list[int], value: float
 ) -> None:
