@@ -157,6 +157,8 @@ class LLM:
     def update_params(self, params: Params) -> None:
         """Swaps the model's parameters; the next step uses the new ones. Arrays on the device are not copied.
 
+        Requests that are running go on with the keys and values that the old parameters made.
+
         Raises:
             ValueError: a leaf is missing, too many, or of another shape or dtype; nothing is changed.
         """

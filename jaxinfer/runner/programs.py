@@ -14,6 +14,9 @@ from jaxinfer.sampling.state import SamplingState, upload_bias, upload_counts
 
 COMPILE_THREADS = 2
 
+PACKED_LOGPROBS = 20
+"""Most alternatives a row brings back in the step's one copy; whoever wants more has its logits fetched."""
+
 
 def table_width(config: EngineConfig) -> int:
     """M: blocks of the longest sequence a request may have."""
@@ -42,9 +45,9 @@ class Programs:
     def __init__(self, config: EngineConfig, params: object, kv: tuple[jax.Array, ...], state: SamplingState) -> None:
         self.config = config
         self.buckets = compiled_buckets(config)
-        self.num_logprobs = max(config.runner.max_logprobs, 0)
-        if config.runner.max_logprobs < 0 or self.num_logprobs > config.model.vocab_size:
-            self.num_logprobs = config.model.vocab_size
+        wanted = config.runner.max_logprobs
+        limit = min(PACKED_LOGPROBS, config.model.vocab_size)
+        self.num_logprobs = limit if wanted < 0 else min(wanted, limit)
         leaves, self._params_tree = jax.tree.flatten(params)
         self._shapes = jax.tree.map(_shape_of, (tuple(leaves), kv, state))
         self._steps: dict[StepSpec, jax.stages.Compiled] = {}

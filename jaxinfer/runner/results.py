@@ -72,15 +72,15 @@ class _SamplerReader:
         if 0 <= count <= self._num_logprobs:
             ids, logprobs = self._top_ids[:count, first:last].T, self._top_logprobs[:count, first:last].T
         else:
-            ids, logprobs = self._whole_vocabulary(first, last)
+            ids, logprobs = self._from_logits(first, last, None if count < 0 else count)
         fields = self._fields
         target = fields["target_logprobs"][first:last].view(np.float32)
         return RowLogprobs(ids, logprobs, target, fields["target_ranks"][first:last])
 
-    def _whole_vocabulary(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """All ids, best first, from the logits that stayed on the device: a copy of its own, only when asked for."""
+    def _from_logits(self, first: int, last: int, count: int | None) -> tuple[np.ndarray, np.ndarray]:
+        """The `count` best ids (None: all) from the logits that stayed on the device: a copy of its own."""
         logits = np.asarray(self._logits)[first:last]
         normalizers = self._fields["log_normalizers"][first:last].view(np.float32)
         logprobs = logits - normalizers[:, None]
-        ids = np.argsort(-logprobs, axis=1, kind="stable").astype(np.int32)
+        ids = np.argsort(-logprobs, axis=1, kind="stable").astype(np.int32)[:, :count]
         return ids, np.take_along_axis(logprobs, ids, axis=1)

@@ -151,8 +151,20 @@ def _process(
     )
     context = LogitsContext(batch.slot, batch.position, state.counts)
     for processor in processors:
-        processed = processor(processed, context)
+        processed = _apply(processor, processed, context)
     return processed
+
+
+def _apply(processor: LogitsProcessor, logits: jax.Array, context: LogitsContext) -> jax.Array:
+    """One custom processor; what it returns decides about tokens, so its shape is checked when the step is traced."""
+    result = processor(logits, context)
+    if jnp.shape(result) != logits.shape:
+        name = getattr(processor, "__name__", repr(processor))
+        raise ValueError(
+            f"logits_processors: {name} returned shape {jnp.shape(result)} for logits{logits.shape}; "
+            "it must keep the shape [R, V]"
+        )
+    return jnp.asarray(result, logits.dtype)
 
 
 def _perturb(processed: jax.Array, batch: SamplingBatch, random: jax.Array) -> jax.Array:

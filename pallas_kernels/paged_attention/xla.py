@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.paged_attention.work_list import WorkList
 
-CHUNK = 128
+CHUNK = 64
 """Context positions gathered at a time (rounded to whole pages)."""
 
 BLOCK = 8

@@ -15,6 +15,7 @@ class JaxinferEngine:
             dtype="float32",
             max_model_len=request.max_model_len,
             max_num_seqs=request.max_num_seqs,
+            max_num_batched_tokens=max(2048, request.max_num_seqs),  # as vLLM's offline default: prompts are not cut up
         )
 
     def facts(self) -> dict[str, str]:

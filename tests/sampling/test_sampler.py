@@ -313,3 +313,20 @@ def test_any_row_is_either_flagged_or_drawn_from_its_candidates(make_batch, logi
             assert row[token] == row.max()
         elif fine and top_k:
             assert row[token] >= np.sort(row)[::-1][min(top_k, vocab_size) - 1]
+
+
+def test_a_processor_that_changes_the_shape_is_refused_by_name(make_batch):
+    def first_three(logits, context):
+        return logits[:, :3]
+
+    with pytest.raises(ValueError, match=r"first_three returned shape \(2, 3\)"):
+        draw(random_logits(2), make_batch(2), processors=[first_three])
+
+
+def test_a_processor_may_compute_in_another_dtype(make_batch):
+    def halve(logits, context):
+        return (logits / 2).astype(jnp.float16)
+
+    logits = random_logits(2)
+    output, _ = draw(logits, make_batch(2), processors=[halve])
+    assert output.tokens.tolist() == logits.argmax(1).tolist()
