@@ -33,6 +33,8 @@ class FakeEngine:
             order.write(json.dumps([self.request.model, self.request.max_model_len, prompts, max_tokens]) + "\\n")
         if self.request.variant == "dies" and len(prompts) == 8:
             os._exit(3)
+        if self.request.variant == "torn" and max_tokens == 5:
+            worker._reply = reply_in_part
         if self.request.variant == "hangs" and len(prompts) == 8:
             time.sleep(60)
         print("a banner on stdout")
@@ -48,10 +50,16 @@ def timed(engine, prompts, max_tokens):
     return real | {"seconds": 0.5 + step * (max_tokens - 1)}
 
 
+def reply_in_part(replies, reply):
+    replies.write("{")
+    replies.flush()
+    os._exit(4)
+
+
 original, worker._timed_generate = worker._timed_generate, timed
 worker.serve(FakeEngine)
 """
-VARIANTS = ("fast", "slow", "instant", "wrong", "lazy", "broken", "dies", "hangs")
+VARIANTS = ("fast", "slow", "instant", "wrong", "lazy", "broken", "dies", "torn", "hangs")
 
 
 @pytest.fixture
@@ -167,6 +175,7 @@ def test_median_and_range_over_rounds(bench: ModuleType) -> None:
         ("broken", "ValueError: no such model"),
         ("lazy", "got 8 of lengths [4]"),
         ("dies", "exit status 3"),
+        ("torn", "exit status 4"),
     ],
 )
 def test_a_failing_engine_is_named_and_the_others_are_measured(

@@ -1,4 +1,4 @@
-"""GGUF files on their own: values against the gguf package's reader, and files that are broken."""
+"""GGUF files on their own: values against the gguf package's reader, and files that are broken (field case 13)."""
 
 import struct
 import time

@@ -1,4 +1,4 @@
-"""Hugging Face directories: shards, tying, end-of-sequence ids, and everything that can be wrong with them."""
+"""Hugging Face directories: shards, tying (field case 22), end ids (11), and everything that can be wrong with them."""
 
 import json
 import time

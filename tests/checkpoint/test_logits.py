@@ -1,4 +1,4 @@
-"""Loaded weights give the reference's logits: whatever the family, the container and the tying."""
+"""Loaded weights give the reference's logits, whatever the family, the container and the tying (field case 13)."""
 
 import gguf
 import jax

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -102,6 +103,55 @@ def test_refused_before_anything_is_written(jaxinfer: Any, tmp_path: Path, case:
     message = {"duplicate": "'a'", "foreign": "'other'", "notes": "not the result", "same": "input file"}[case]
     assert message in jaxinfer.stderr
     assert (target.read_text() if target.exists() else None) == before
+
+
+def test_a_pipe_is_refused(jaxinfer: Any, tmp_path: Path) -> None:
+    """It would be empty when its lines are read for the second time."""
+    source = tmp_path / "pipe"
+    os.mkfifo(source)
+    assert jaxinfer("batch", "-i", source, "-o", tmp_path / "out.jsonl", "--model", "/no/such/model") == 2
+    assert f"{source} is not a file" in jaxinfer.stderr and not (tmp_path / "out.jsonl").exists()
+
+
+def test_no_line_ends_the_job(jaxinfer: Any, letters: list[str], tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    call = {"function": {"name": "f", "arguments": "[" * 100_000}}
+    lines = [
+        request("deep", {"messages": [{"role": "assistant", "tool_calls": [call]}]}, CHAT),
+        request("huge", {"prompt": "a", "temperature": 10**400}),
+        request("half a pair", {"prompt": "\ud800"}),
+        request("good \u2028 é", {"prompt": "f"}),
+    ]
+    source.write_bytes("\r\n".join(lines).encode())
+    assert jaxinfer("batch", "-i", source, "-o", target, *letters) == 0
+    found = {line["custom_id"]: line for line in map(json.loads, target.read_text().split("\n")[:-1])}
+    assert {name: line["response"]["status_code"] for name, line in found.items()} == {
+        "deep": 400,
+        "huge": 400,
+        "half a pair": 400,
+        "good \u2028 é": 200,
+    }
+    assert texts(found["good \u2028 é"]) == ["gh"]
+
+
+def test_a_line_that_was_mended_is_served(jaxinfer: Any, letters: list[str], tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write(source, "?", request("b", {"prompt": "f"}))
+    assert jaxinfer("batch", "-i", source, "-o", target, *letters) == 0
+    write(source, request("a", {"prompt": "e"}), request("b", {"prompt": "f"}))
+    assert jaxinfer("batch", "-i", source, "-o", target, *letters) == 0
+    assert "1 of 2 requests are done already" in jaxinfer.stderr and "2 of 2 requests done" in jaxinfer.stderr
+    assert texts(results(target)["a"]) == ["fgh"]
+
+
+def test_the_progress_bar_leaves_no_thread(
+    jaxinfer: Any, letters: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tqdm.std.tqdm.monitor", None)
+    threads = set(threading.enumerate())
+    source = write(tmp_path / "in.jsonl", request("a", {"prompt": "f"}))
+    assert jaxinfer("batch", "-i", source, "-o", tmp_path / "out.jsonl", *letters) == 0
+    assert set(threading.enumerate()) <= threads
 
 
 def test_an_interrupt_keeps_what_is_done(

@@ -66,6 +66,15 @@ def test_interrupt_stops_the_answer_only(
     assert end == "\n" and asked == ["> "] * 3
 
 
+def test_interrupt_of_piped_messages_ends_the_line_and_the_command(
+    jaxinfer: Any, endless: list[str], interrupt_at_step: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_at_step(4)
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+    assert jaxinfer("chat", *without_seqs(endless), "--temperature", "0", "--chat-template", COUNTING) == 130
+    assert jaxinfer.stdout.endswith(" ...\n") and jaxinfer.stdout.count("\n") == 1 and jaxinfer.stderr == ""
+
+
 def test_interrupt_at_the_prompt_leaves(jaxinfer: Any, letters: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(prompt: str) -> str:
         raise KeyboardInterrupt

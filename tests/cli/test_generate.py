@@ -2,6 +2,9 @@
 
 import io
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ def test_one_prompt_prints_its_completion_only(jaxinfer: Any, letters: list[str]
 
 
 def test_standard_input_is_a_prompt(jaxinfer: Any, letters: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("xyz\nc"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("xyz\nc\n"))
     assert jaxinfer("generate", *letters, *GREEDY, "--stream") == 0
     assert jaxinfer.stdout == "defgh\n"
 
@@ -55,6 +58,22 @@ def test_json_stream_adds_up(jaxinfer: Any, letters: list[str]) -> None:
     assert ids == [*b"fgh", 257]
     best = pieces[0]["logprobs"][0][0]
     assert best["token_id"] == ord("b") and best["token"] == "b" and best["rank"] == 1 and -0.1 < best["logprob"] <= 0
+
+
+def test_json_stream_has_prompt_logprobs_once(jaxinfer: Any, letters: list[str]) -> None:
+    words = ["--prompt", "abc", "--stream", "--json", "--prompt-logprobs", "1"]
+    assert jaxinfer("generate", *letters, *GREEDY, *words) == 0
+    pieces = jaxinfer.json_lines()
+    (scored,) = [piece["prompt_logprobs"] for piece in pieces if "prompt_logprobs" in piece]
+    assert scored[0] is None and [position[0]["token"] for position in scored[1:]] == ["b", "c"]
+    assert "".join(piece["text"] for piece in pieces) == "defgh"
+
+
+def test_json_in_a_locale_without_utf_8() -> None:
+    program = "from jaxinfer.cli import completion_output as c; c.JsonWriter(['é \U0001f600'], False).refuse(0, 'x')"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, env=environment)
+    assert json.loads(done.stdout)["prompt"] == "é \U0001f600"
 
 
 def test_a_refused_prompt_leaves_the_others(jaxinfer: Any, letters: list[str]) -> None:

@@ -51,9 +51,13 @@ def test_version(jaxinfer: Any) -> None:
         (["generate", "--model", "m", "--prompt", "a", "--dtype", "int3"], "int3"),
         (["generate", "--model", "m", "--prompt", "a", "--temperature", "9"], "temperature=9"),
         (["generate", "--model", "m", "--prompt", "a", "--system", "b"], "--chat"),
+        (["generate", "--model", "m", "--prompt", "a", "--chat", "--chat-template", "/no/such/file"], "/no/such/file"),
+        (["generate", "--model", "m", "--prompt", "a", "--logprobs", "1"], "--json"),
         (["generate", "--model", "m", "--prompt", "a", "--tensor-parallel-size", "2"], "tensor_parallel_size=2"),
         (["generate", "--model", "m", "--prompt", "a", "--tensor-parallel-size=2"], "tensor_parallel_size=2"),
         (["generate", "--model", "m", "--prompt", "a", "--enable-lora"], "enable_lora=True"),
+        (["generate", "--model", "m", "--prompt", "a", "--no-enable-chunked-prefill"], "enable_chunked_prefill=False"),
+        (["generate", "--model", "m", "--prompt", "a", "--no-such-option"], "unrecognized"),
         (["collect-env", "--tensor-parallel-size", "1"], "unrecognized"),
         (["generate", "--model", "/no/such/model", "--prompt", "a"], "/no/such/model"),
         (["batch", "--model", "m", "-i", "/no/such/file", "-o", "out"], "/no/such/file"),
@@ -93,10 +97,12 @@ def test_every_field_has_an_option_with_a_text(jaxinfer: Any) -> None:
 
 
 def test_options_of_vllm_keep_their_values() -> None:
-    words = ["--tensor-parallel-size", "2", "--enable-lora", "--swap-space=4", "--quantization", "awq"]
+    words = ["--tensor-parallel-size", "2", "--enable-lora", "--no-enable-prefix-caching", "--swap-space=4"]
+    words += ["--quantization", "awq"]
     assert unbuilt_options(words) == {
         "engine_tensor_parallel_size": 2,
         "engine_enable_lora": True,
+        "engine_enable_prefix_caching": False,
         "engine_swap_space": 4,
         "engine_quantization": "awq",
     }
@@ -119,6 +125,49 @@ def test_a_reader_that_left_is_no_error() -> None:
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    ("error", "stdout", "status", "message"),
+    [
+        ("KeyboardInterrupt", "left", 130, ""),
+        ("ValueError('bad')", "left", 2, "jaxinfer: error: bad\n"),
+        ("ValueError('bad')", "/dev/full", 2, "jaxinfer: error: bad\n"),
+        ("", "/dev/full", 2, "jaxinfer: error: [Errno 28] No space left on device\n"),
+    ],
+)
+def test_output_that_cannot_be_written_adds_no_noise(
+    error: str, stdout: str, status: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = (
+        "import sys; from jaxinfer.cli import collect_env, main\n"
+        "def run(arguments):\n"
+        f"    print('something'){'; raise ' * bool(error)}{error}\n"
+        "    return 0\n"
+        "collect_env.run = run\n"
+        "sys.exit(main.main(['collect-env']))"
+    )
+    if stdout == "left":
+        reader, writer = os.pipe()
+        os.close(reader)
+    else:
+        writer = os.open(stdout, os.O_WRONLY)
+    monkeypatch.setenv("PYTHONUNBUFFERED", "")  # something waits to be written at the end
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (status, message)
+
+
+def test_characters_that_the_locale_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = (
+        "from jaxinfer.cli import collect_env, main\n"
+        "collect_env.collect = lambda: {'os': 'caf\\xe9'}\n"
+        "main.main(['collect-env'])"
+    )
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["os:", "caf\\xe9"]
 
 
 def test_an_interrupt_while_loading_ends_the_process() -> None:

@@ -57,7 +57,7 @@ def test_sampling_fields(reader: RequestReader) -> None:
     }
     params = reader.read(COMPLETIONS, {"prompt": "a", **fields}).params
     assert {name: getattr(params, name) for name in fields} == fields
-    biased = reader.read(COMPLETIONS, {"prompt": "a", "logit_bias": {"5": -200, "6": 1}}).params
+    biased = reader.read(COMPLETIONS, {"prompt": "a", "logit_bias": {"5": -(10**400), "6": 1}}).params
     assert biased.logit_bias == {5: -100.0, 6: 1.0}
 
 
@@ -112,6 +112,8 @@ def test_options_of_the_template(reader: RequestReader) -> None:
         ({"prompt": "a", "model": "other"}, "model='other'"),
         ({"prompt": "a", "temperature": "hot"}, "temperature='hot'"),
         ({"prompt": "a", "temperature": 3}, "temperature=3"),
+        ({"prompt": "a", "temperature": 10**400}, "temperature=1000"),
+        ({"prompt": "a", "repetition_penalty": 10**400}, "repetition_penalty="),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens=0"),
         ({"prompt": "a", "max_tokens": 2.0}, "max_tokens=2.0"),
         ({"prompt": "a", "logprobs": True}, "logprobs=True"),

@@ -1,4 +1,7 @@
-"""Chat templates: text as transformers renders it, messages as users send them, and every way they can be wrong."""
+"""Chat templates: text as transformers renders it, messages as users send them, and every way they can be wrong.
+
+Field case 19.
+"""
 
 import copy
 import json
