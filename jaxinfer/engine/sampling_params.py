@@ -285,10 +285,18 @@ _UNBUILT_FIELDS = tuple(item for item in dataclasses.fields(SamplingParams) if i
 _FLAG_FIELDS = tuple(item.name for item in dataclasses.fields(SamplingParams) if item.type is bool)
 
 
+def _float(value: Any) -> float:
+    """JSON can hold an int that no float can; it is infinite here."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
 def _number(name: str, value: Any, low: float, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}={value!r} must be a number")
-    number = float(value)
+    number = _float(value)
     if not low <= number <= high:
         raise ValueError(f"{name}={value} must be from {low:g} to {high:g}")
     return number
