@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     name = arguments.served_model_name or str(args.model)
     template = read_template(arguments.chat_template)
     source, target = arguments.input_file, arguments.output_file
+    if source.exists() and not source.is_file():
+        raise ValueError(f"--input-file {source} is not a file; what comes from a pipe cannot be read twice")
 
     from jaxinfer.openai.batch_input import batch_keys
     from jaxinfer.openai.batch_output import BatchOutput
@@ -55,29 +58,32 @@ def run(arguments: argparse.Namespace) -> int:
     if target.exists() and target.samefile(source):
         raise ValueError(f"--output-file {target} is the input file; give another")
     with BatchOutput(target) as output:
-        foreign = sorted(str(key) for key in output.done - keys)
+        # Numbers are lines that could not be read; they may have been mended since.
+        foreign = sorted(key for key in output.done - keys if isinstance(key, str))
         if foreign:
             raise ValueError(f"{target} has a response for {foreign[0]!r}, which {source} does not; give another file")
-        if output.done:
-            print(f"{len(output.done)} of {len(keys)} requests are done already", file=sys.stderr)
-        if len(output.done) < len(keys):
-            _serve(args, source, output, len(keys), name, template)
+        missing = keys - output.done
+        if len(missing) < len(keys):
+            print(f"{len(keys) - len(missing)} of {len(keys)} requests are done already", file=sys.stderr)
+        if missing:
+            _serve(args, source, output, missing, len(keys), name, template)
     return 0
 
 
-def _serve(args: Any, source: Path, output: Any, total: int, name: str, template: str | None) -> None:
-    """Loads the engine and does what is missing in `output`, with a progress bar on a terminal."""
-    from tqdm import tqdm
-
+def _serve(
+    args: Any, source: Path, output: Any, missing: Collection[str | int], total: int, name: str, template: str | None
+) -> None:
+    """Loads the engine and does the `missing` ones of `total` requests, with a progress bar on a terminal."""
     from jaxinfer.openai.batch_input import read_batch
     from jaxinfer.openai.batch_job import BatchJob
     from jaxinfer.openai.request import RequestReader
+    from jaxinfer.progress_bar import ProgressBar
 
     parts = load(args)
     reader = RequestReader(parts.tokenizer, parts.defaults, name, template)
-    done = set(output.done)
+    num_done = total - len(missing)
     results = {False: 0, True: 0}
-    with tqdm(total=total, initial=len(done), desc="Requests", dynamic_ncols=True, disable=None) as bar:
+    with ProgressBar(total=total, initial=num_done, desc="Requests", dynamic_ncols=True, disable=None) as bar:
 
         def count(is_error: bool) -> None:
             results[is_error] += 1
@@ -85,8 +91,8 @@ def _serve(args: Any, source: Path, output: Any, total: int, name: str, template
 
         job = BatchJob(parts.engine, reader, output, name, count)
         try:
-            job.run(line for line in read_batch(source) if line.key not in done)
+            job.run(line for line in read_batch(source) if line.key in missing)
         finally:
-            finished = len(done) + sum(results.values())
+            finished = num_done + sum(results.values())
             bar.write(f"{finished} of {total} requests done, {results[True]} errors in this run", file=sys.stderr)
     parts.close()

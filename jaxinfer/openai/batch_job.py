@@ -83,7 +83,7 @@ class BatchJob:
                 loop.add(request_id, prompt, request.params)
                 added.append(request_id)
                 self._serving[request_id] = (serving, place)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:  # the last for JSON that is nested too deeply
             loop.abort(*added)
             for request_id in added:
                 del self._serving[request_id]
