@@ -1,5 +1,6 @@
 """How `jaxinfer generate` shows completions: as text in blocks, or as JSON lines."""
 
+import codecs
 import json
 import sys
 from collections.abc import Sequence
@@ -80,15 +81,17 @@ class JsonWriter:
 
     def write(self, index: int, output: RequestOutput) -> None:
         samples = [_sample(output, place) for place in range(len(output.outputs))]
+        scores: dict[str, Any] = {}
+        if output.prompt_logprobs is not None:
+            scores = {"prompt_logprobs": [None if one is None else _logprobs(one) for one in output.prompt_logprobs]}
         if self._stream:
             for sample in samples:
-                _print_json({"index": index, "sample": sample.pop("index"), **sample})
+                _print_json({"index": index, "sample": sample.pop("index"), **scores, **sample})
+                scores = {}  # once, like every other piece
             return
-        values: dict[str, Any] = {"index": index, "prompt": self._prompts[index]}
-        values["num_prompt_tokens"] = len(output.prompt_token_ids or ())
-        if output.prompt_logprobs is not None:
-            values["prompt_logprobs"] = [None if one is None else _logprobs(one) for one in output.prompt_logprobs]
-        _print_json(values | {"outputs": samples, "error": None})
+        prompt = {"index": index, "prompt": self._prompts[index]}
+        num_tokens = {"num_prompt_tokens": len(output.prompt_token_ids or ())}
+        _print_json({**prompt, **num_tokens, **scores, "outputs": samples, "error": None})
 
     def refuse(self, index: int, error: str) -> None:
         _print_json({"index": index, "prompt": self._prompts[index], "outputs": [], "error": error})
@@ -123,7 +126,8 @@ def _logprob(token_id: int, logprob: Logprob) -> dict[str, Any]:
 
 
 def _print_json(values: dict[str, Any]) -> None:
-    print(json.dumps(values, ensure_ascii=False), flush=True)
+    is_utf8 = codecs.lookup(sys.stdout.encoding).name == "utf-8"
+    print(json.dumps(values, ensure_ascii=not is_utf8), flush=True)
 
 
 def _shortened(prompt: str) -> str:

@@ -9,6 +9,9 @@ from jaxinfer.cli.engine_options import add_engine_options, engine_args
 from jaxinfer.cli.sampling_options import add_sampling_options, sampling_params
 
 if TYPE_CHECKING:
+    from jaxinfer.cli.completion_output import CompletionWriter
+    from jaxinfer.engine.engine import Engine
+    from jaxinfer.engine.sampling_params import SamplingParams
     from jaxinfer.serving.inputs import TokenizedPrompt
     from jaxinfer.tokenizers.tokenizer import Tokenizer
 
@@ -39,7 +42,7 @@ def add_parser(commands: Any) -> None:
         "--prompt",
         action="append",
         metavar="TEXT",
-        help="text to complete; may be given several times. Without it standard input is one prompt.",
+        help="text to complete; may be given several times. Without it standard input, up to a final line end, is one.",
     )
     parser.add_argument("--chat", action="store_true", help="answer each prompt as a user's message (chat template)")
     parser.add_argument("--system", metavar="TEXT", help="system message of --chat")
@@ -54,21 +57,34 @@ def run(arguments: argparse.Namespace) -> int:
     """Returns 2 when a prompt was refused, 1 when one failed, else 0."""
     if not arguments.chat and (arguments.system is not None or arguments.chat_template is not None):
         raise ValueError("--system and --chat-template belong to --chat; add it")
+    template = read_template(arguments.chat_template)
     prompts = arguments.prompt or [_standard_input()]
     args = engine_args(arguments)
 
     from jaxinfer.cli.completion_output import make_writer
     from jaxinfer.engine.sampling_params import RequestOutputKind
-    from jaxinfer.serving.request_loop import RequestLoop
 
-    sampling_params(arguments, {}, MAX_TOKENS)  # refuses what is wrong before anything is loaded
+    params = sampling_params(arguments, {}, MAX_TOKENS)  # refuses what is wrong before anything is loaded
+    if not arguments.json and (params.logprobs is not None or params.prompt_logprobs is not None):
+        raise ValueError("--logprobs and --prompt-logprobs are shown by --json only; add it")
     parts = load(args)
     params = sampling_params(arguments, parts.defaults, MAX_TOKENS)
     params.output_kind = RequestOutputKind.DELTA if arguments.stream else RequestOutputKind.FINAL_ONLY
+    items = [_tokenize(prompt, arguments, template, parts.tokenizer) for prompt in prompts]
     writer = make_writer(prompts, params.n, as_json=arguments.json, stream=arguments.stream)
+    status = _serve(parts.engine, items, params, writer)
+    parts.close()
+    return status
+
+
+def _serve(
+    engine: "Engine", items: list["TokenizedPrompt"], params: "SamplingParams", writer: "CompletionWriter"
+) -> int:
+    """Hands every output to the writer; returns the exit status."""
+    from jaxinfer.serving.request_loop import RequestLoop
+
     status = 0
-    items = [tokenize(prompt, arguments, parts.tokenizer) for prompt in prompts]
-    with RequestLoop(parts.engine) as loop:
+    with RequestLoop(engine) as loop:
         for index, item in enumerate(items):
             try:
                 loop.add(str(index), item, params)
@@ -82,19 +98,19 @@ def run(arguments: argparse.Namespace) -> int:
                 else:
                     status = status or 1
                     writer.refuse(int(output.request_id), output.error)
-    parts.close()
     return status
 
 
-def tokenize(text: str, arguments: argparse.Namespace, tokenizer: "Tokenizer | None") -> "TokenizedPrompt":
+def _tokenize(
+    text: str, arguments: argparse.Namespace, template: str | None, tokenizer: "Tokenizer | None"
+) -> "TokenizedPrompt":
     """A prompt as it is, or as the message of a conversation."""
     from jaxinfer.serving.inputs import render_chat, tokenize_prompt
 
     if not arguments.chat:
         return tokenize_prompt(text, tokenizer)
     system = [] if arguments.system is None else [{"role": "system", "content": arguments.system}]
-    messages = [*system, {"role": "user", "content": text}]
-    return render_chat(messages, tokenizer, chat_template=read_template(arguments.chat_template))
+    return render_chat([*system, {"role": "user", "content": text}], tokenizer, chat_template=template)
 
 
 def read_template(source: str | None) -> str | None:
@@ -108,4 +124,4 @@ def read_template(source: str | None) -> str | None:
 def _standard_input() -> str:
     if sys.stdin.isatty():
         raise ValueError("no prompt: give --prompt TEXT, or write it to standard input")
-    return sys.stdin.read()
+    return sys.stdin.read().removesuffix("\n")  # echo and editors end every text with one
