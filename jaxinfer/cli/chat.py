@@ -109,11 +109,12 @@ class Conversation:
         try:
             self._stream(prompt, pieces)
         except KeyboardInterrupt:
-            sys.stdout.write(" ...")
+            print(" ...", flush=True)
             # A second Ctrl-C before the step ended has cost the engine its cache; from a pipe nobody wants the rest.
             if self._parts.engine.is_dead or not sys.stdin.isatty():
                 raise
-        print(flush=True)
+        else:
+            print(flush=True)
         if pieces:
             self._messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
 

@@ -16,7 +16,7 @@ from jaxinfer.startup.unbuilt import UNBUILT
 PREFIX = "engine_"
 # Functions cannot be written on a command line, and nothing here logs.
 NO_OPTION = ("logits_processors", "disable_log_stats")
-_FLAG = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?", re.DOTALL)
+_FLAG = re.compile(r"--(no-)?([a-z][a-z0-9-]*)(?:=(.*))?", re.DOTALL)
 
 
 def add_engine_options(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
@@ -68,11 +68,11 @@ def unbuilt_options(words: Sequence[str]) -> dict[str, Any]:
         if match is None and name is not None:
             values[name], name = _value(word), None
             continue
-        name = match[1].replace("-", "_") if match else ""
+        name = match[2].replace("-", "_") if match else ""
         if match is None or name not in UNBUILT:
             raise ValueError(f"unrecognized arguments: {' '.join(words)}")
-        values[name] = True if match[2] is None else _value(match[2])
-        name = name if match[2] is None else None
+        values[name] = match[1] is None if match[3] is None else _value(match[3])
+        name = name if match[3] is None else None
     return {PREFIX + name: value for name, value in values.items()}
 
 

@@ -1,6 +1,8 @@
 """The `jaxinfer` command."""
 
 import argparse
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -10,35 +12,30 @@ from jaxinfer.cli import batch, bench, chat, collect_env, generate
 from jaxinfer.cli.engine_options import unbuilt_options
 
 EPILOG = """\
-Exit status: 0 done, 1 the engine failed, 2 bad input, 130 stopped with Ctrl-C.
+Exit status: 0 done, 1 the engine failed, 2 bad input, 130 stopped with Ctrl-C, 141 whoever read the output has left.
 Environment: JAXINFER_CACHE_DIR is where models and compiled programs are kept; JAXINFER_TRACEBACK=1 shows where an
 error was raised.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one subcommand; never raises, except with JAXINFER_TRACEBACK set.
+    """Runs one subcommand.
 
     Args:
         argv: the words after the program's name; None takes sys.argv's.
 
     Returns:
-        The exit status.
+        The exit status. What a command raises is written as one line, except with JAXINFER_TRACEBACK set.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a character that the locale lacks ends no command
+    status = _status(sys.argv[1:] if argv is None else argv)
     try:
-        status = _run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
-        return status
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # Whoever read the output has left. Nothing may be written to it any more, not even at exit.
+    except OSError:
+        # Whoever read the output has left, or the disk is full: nothing may be written to it any more, at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except (ValueError, TypeError, OSError) as error:
-        return _report(error, 2)
-    except RuntimeError as error:
-        return _report(error, 1)
+    return status
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -55,6 +52,21 @@ def build_parser() -> argparse.ArgumentParser:
     for module in (generate, chat, batch, bench, collect_env):
         module.add_parser(commands)
     return parser
+
+
+def _status(words: Sequence[str]) -> int:
+    try:
+        status = _run(words)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 141
+    except (ValueError, TypeError, OSError) as error:
+        return _report(error, 2)
+    except RuntimeError as error:
+        return _report(error, 1)
 
 
 def _run(words: Sequence[str]) -> int:
@@ -88,6 +100,7 @@ def _parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Na
 def _report(error: Exception, status: int) -> int:
     if os.environ.get("JAXINFER_TRACEBACK"):
         raise error
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
     print(f"jaxinfer: error: {error or type(error).__name__}", file=sys.stderr)
     return status

@@ -49,7 +49,8 @@ def add_sampling_options(parser: argparse.ArgumentParser, without: tuple[str, ..
 
     group = parser.add_argument_group(
         "sampling options",
-        "What is left out comes from the model's generation config, else from vLLM's defaults. None is written 'none'.",
+        "What is left out comes from the model's generation config, else from vLLM's defaults. '--max-tokens none' sets"
+        " no limit but the model's length.",
     )
     texts = field_texts(SamplingParams)
     for name, reader in _READERS.items():
