@@ -34,11 +34,9 @@ KINDS = {
     "jaxinfer": ("scripts.bench_peers.jaxinfer_worker", ""),
     "vllm": ("scripts.bench_peers.vllm_worker", "eager"),
     "vllm-compiled": ("scripts.bench_peers.vllm_worker", "compiled"),
-    "vllm-in-process": ("scripts.bench_peers.vllm_worker", "in-process"),
     "transformers": ("scripts.bench_peers.transformers_worker", "static"),
     "transformers-continuous": ("scripts.bench_peers.transformers_worker", "continuous"),
     "llama.cpp": ("scripts.bench_peers.llamacpp_worker", ""),
-    "llama.cpp-unified": ("scripts.bench_peers.llamacpp_worker", "unified"),
     "llama.cpp-f16-kv": ("scripts.bench_peers.llamacpp_worker", "f16-kv"),
 }
 WARM_UP_TOKENS = 8

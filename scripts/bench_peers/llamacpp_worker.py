@@ -1,7 +1,7 @@
 """llama.cpp on a GGUF file through the C API of llama-cpp-python: one llama_decode advances every sequence by a token.
 
-Each sequence has a KV stream of its own, which llama.cpp recommends where sequences share no prefix; variant "unified"
-keeps them all in one buffer. The cache is float32 like everybody's here; variant "f16-kv" is llama.cpp's default.
+Each sequence has a KV stream of its own, which llama.cpp recommends where sequences share no prefix. The cache is
+float32 like everybody's here; variant "f16-kv" is llama.cpp's default.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LlamaCppEngine:
         params.n_batch = MAX_TOKENS_PER_DECODE
         params.n_seq_max = request.max_num_seqs
         params.n_threads = params.n_threads_batch = request.threads
-        params.kv_unified = request.variant == "unified"
+        params.kv_unified = False
         if request.variant != "f16-kv":
             params.type_k = params.type_v = llama_cpp.GGML_TYPE_F32
         return params
@@ -52,7 +52,7 @@ class LlamaCppEngine:
             "llama-cpp-python": importlib.metadata.version("llama-cpp-python"),
             "model": description.value.decode(),
             "kv cache": "float16" if self._variant == "f16-kv" else "float32",
-            "kv streams": "one" if self._variant == "unified" else "one a sequence",
+            "kv streams": "one a sequence",
             "threads": str(self._threads),
             "build": llama_cpp.llama_print_system_info().decode().strip(),
         }

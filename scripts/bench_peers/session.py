@@ -106,7 +106,7 @@ class EngineSession:
             line = ""
         finally:
             watchdog.cancel()
-        if not line:
+        if not line.endswith("\n"):
             raise EngineError(
                 f"{self.spec.label}: its process ended during {request['op']!r} (limit {self.timeout:g} s, exit "
                 f"status {self._process.wait()}); end of {self._log_path}:\n{self._log_tail()}"

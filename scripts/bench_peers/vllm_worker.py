@@ -1,7 +1,4 @@
-"""vLLM (the CPU build) on a Hugging Face directory: variant "eager" or "compiled" by torch.compile.
-
-vLLM computes in a process of its own, as it does by itself; variant "in-process" is eager mode without that.
-"""
+"""vLLM (the CPU build) on a Hugging Face directory: variant "eager" or "compiled" by torch.compile."""
 
 from __future__ import annotations
 
@@ -13,13 +10,9 @@ from scripts.bench_peers.worker import LoadRequest, serve
 
 class VllmEngine:
     def __init__(self, request: LoadRequest) -> None:
-        cores = sorted(os.sched_getaffinity(0))
-        if request.variant == "in-process":
-            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-            os.environ["OMP_NUM_THREADS"] = str(len(cores))
-            os.environ["GOMP_CPU_AFFINITY"] = " ".join(map(str, cores))
         # Every usable core computes; vLLM would keep one free where there are enough.
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
         import vllm  # type: ignore[import-not-found, unused-ignore]
 
