@@ -105,6 +105,7 @@ def test_refused_before_anything_is_written(jaxinfer: Any, tmp_path: Path, case:
     assert (target.read_text() if target.exists() else None) == before
 
 
+@pytest.mark.timeout(60)
 def test_a_pipe_is_refused(jaxinfer: Any, tmp_path: Path) -> None:
     """It would be empty when its lines are read for the second time."""
     source = tmp_path / "pipe"
