@@ -13,6 +13,7 @@ from tokenizers import processors
 from jaxinfer.tokenizers.chat import ChatTemplates
 from jaxinfer.tokenizers.pieces import BytePieces, SentencePieces
 from jaxinfer.tokenizers.settings import AddedToken, TokenizerSettings
+from jaxinfer.tokenizers.tokenizer import check_text
 
 
 class HFTokenizer:
@@ -128,8 +129,7 @@ class HFTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True, *, split_special_tokens: bool = False) -> list[int]:
         """Ids of `text`. `split_special_tokens` reads special tokens in it as ordinary text (Tokenizer.encode)."""
-        if not isinstance(text, str):
-            raise TypeError(f"text must be a str, not {type(text).__name__}")
+        check_text(text)
         backend = self._splitting_backend if split_special_tokens else self._backend
         ids = backend.encode(text, add_special_tokens=add_special_tokens).ids
         if add_special_tokens and self.bos_token_id is not None and ids[:2] == [self.bos_token_id] * 2:

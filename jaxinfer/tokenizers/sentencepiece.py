@@ -13,6 +13,7 @@ from jaxinfer.tokenizers.pieces import SentencePieces
 from jaxinfer.tokenizers.sentencepiece_model import without_dummy_prefix
 from jaxinfer.tokenizers.settings import AddedToken, TokenizerSettings
 from jaxinfer.tokenizers.text_stream import SentencePieceStream
+from jaxinfer.tokenizers.tokenizer import check_text
 
 _META_SYMBOL = "\u2581"  # stands for a space inside pieces
 
@@ -143,8 +144,7 @@ class SentencePieceTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True, *, split_special_tokens: bool = False) -> list[int]:
         """Ids of `text`. `split_special_tokens` reads special tokens in it as ordinary text (Tokenizer.encode)."""
-        if not isinstance(text, str):
-            raise TypeError(f"text must be a str, not {type(text).__name__}")
+        check_text(text)
         matcher = self._matchers[split_special_tokens]
         ids: list[int] = []
         for i, part in enumerate(matcher.split(text) if matcher else [text]):

@@ -67,3 +67,21 @@ class Tokenizer(Protocol):
             ValueError: there is no template, the template refuses the conversation, or a message is malformed.
         """
         ...
+
+
+def check_text(text: str) -> None:
+    """Refuses what no tokenizer can read.
+
+    Raises:
+        TypeError: not a string.
+        ValueError: half of a surrogate pair, which Python and JSON strings can hold but UTF-8 cannot.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"text must be a str, not {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"the text holds {text[error.start]!r} at character {error.start}, half of a surrogate pair, which is no "
+            'character; leave it out, or replace it with text.encode("utf-8", "replace").decode()'
+        ) from None

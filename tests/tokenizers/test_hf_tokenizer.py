@@ -37,6 +37,11 @@ def test_unknown_ids_and_broken_characters_decode(bpe: tokenizers.Tokenizer, mod
     assert tokenizer.token_text(10**6) == tokenizer.token_text(-1) == ""
 
 
+def test_half_a_surrogate_pair_is_refused(bpe: tokenizers.Tokenizer, model_dir: ModelDir) -> None:
+    with pytest.raises(ValueError, match=r"holds '\\ud83d' at character 3, half of a surrogate pair.*leave it out"):
+        HFTokenizer.from_dir(model_dir(bpe)).encode("hi \ud83d")
+
+
 def test_special_tokens_and_bos_from_the_config(bpe: tokenizers.Tokenizer, model_dir: ModelDir) -> None:
     tokenizer = HFTokenizer.from_dir(
         model_dir(bpe, tokenizer_config=CONFIG, special_tokens_map={"pad_token": "<pad>", "bos_token": "</s>"})

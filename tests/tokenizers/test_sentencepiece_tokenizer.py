@@ -26,6 +26,11 @@ def test_ids_and_text_equal_the_library(spm: Processor, spm_model: bytes, text: 
     assert tokenizer.decode([1, *ids, 2], skip_special_tokens=True) == spm.decode(ids)
 
 
+def test_half_a_surrogate_pair_is_refused(spm_model: bytes) -> None:
+    with pytest.raises(ValueError, match=r"holds '\\udfff' at character 0, half of a surrogate pair"):
+        SentencePieceTokenizer(spm_model).encode("\udfff hi")
+
+
 @pytest.mark.parametrize(
     ("config", "start", "end"),
     [
