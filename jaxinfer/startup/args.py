@@ -43,7 +43,8 @@ class EngineArgs:
         max_num_batched_tokens: tokens computed in one step; the default depends on the device.
         gpu_memory_utilization: share of the whole device's memory this engine may use, above 0 and at most 1.
         kv_cache_memory_bytes: bytes of the KV cache; overrides `gpu_memory_utilization`.
-        num_gpu_blocks_override: blocks of the KV cache that requests can use; overrides both.
+        num_gpu_blocks_override: blocks of the KV cache that requests can use; overrides both. May be too few for
+            max_model_len: a prompt that does not fit is refused, an output that fills them ends with "length".
         block_size: tokens in a block of the KV cache.
         enforce_eager: compile each program when it is first needed, instead of all of them at the start.
         compilation_cache_dir: folder where compiled programs are kept for the next start; None is a folder in
