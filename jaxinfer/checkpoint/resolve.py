@@ -41,9 +41,15 @@ def resolve_model(
     builtin = next((entry for entry in BUILTIN_MODELS if entry.name == name), None)
     if builtin is not None:
         return fetch_builtin(builtin, cache_dir)
+    builtin_names = ", ".join(entry.name for entry in BUILTIN_MODELS)
     if isinstance(model, Path) or not HUB_ID.fullmatch(name) or path.suffix in (".gguf", ".safetensors"):
         raise ValueError(
             f"model={name!r} does not exist; give a model directory, a GGUF file, a Hub id (owner/name) or a built-in "
-            f"name ({', '.join(entry.name for entry in BUILTIN_MODELS)})"
+            f"name ({builtin_names})"
         )
-    return fetch_from_hub(name, revision=revision, token=token, weights=weights)
+    try:
+        return fetch_from_hub(name, revision=revision, token=token, weights=weights)
+    except (ValueError, ConnectionError) as error:
+        if "/" in name:
+            raise
+        raise type(error)(f"{error}. Built-in names: {builtin_names}") from error

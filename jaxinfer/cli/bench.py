@@ -64,8 +64,10 @@ def run_throughput(arguments: argparse.Namespace) -> int:
 
     from jaxinfer.bench.throughput import measure_throughput
     from jaxinfer.bench.workload import LengthRange, random_workload
+    from jaxinfer.config import require_positive
     from jaxinfer.serving.progress import RequestProgress
 
+    require_positive("num_prompts", arguments.num_prompts)
     input_len = LengthRange(*(arguments.input_len_range or [arguments.input_len] * 2))
     output_len = LengthRange(*(arguments.output_len_range or [arguments.output_len] * 2))
     if arguments.output_json is not None:

@@ -235,6 +235,12 @@ def test_hub_without_network_says_what_to_do(error, fake_hub, tmp_path):
         resolve_model("some-org/tiny", cache_dir=tmp_path)
 
 
+def test_a_mistyped_built_in_name_is_told_the_real_ones(fake_hub, tmp_path):
+    fake_hub(None, OSError("no route"))
+    with pytest.raises(ConnectionError, match=r"model='smollm3' .*Built-in names: smollm2-135m-instruct"):
+        resolve_model("smollm3", cache_dir=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [

@@ -40,6 +40,11 @@ def test_too_long_for_the_model(jaxinfer: Any, letters: list[str]) -> None:
     assert "max_model_len=128" in jaxinfer.stderr
 
 
+def test_no_prompts_are_refused_before_the_model_is_looked_for(jaxinfer: Any) -> None:
+    assert jaxinfer("bench", "throughput", "--model", "/nowhere", "--num-prompts", "0") == 2
+    assert "num_prompts=0 must be at least 1" in jaxinfer.stderr
+
+
 @pytest.fixture
 def parts(scripted_checkpoint: Callable[..., Path]) -> EngineParts:
     model = scripted_checkpoint([*b"abcdefgh", 257])
