@@ -51,15 +51,16 @@ newest_python() {
   done
 }
 
-# The CUDA plugin lies beside .venv, not in it, so that the CPU suite runs without it.
+# The CUDA plugin and CUDA's assembler lie beside .venv, not in it, so that the CPU suite runs without them.
 run_deviceless() {
-  local jax folder=.venv-deviceless
+  local jax packages folder=.venv-deviceless
   jax=$(.venv/bin/python -c 'import importlib.metadata as m; print(m.version("jax"))') || return
-  if [ "$(cat $folder/.jax 2>/dev/null)" != "$jax" ]; then
+  packages="jax-cuda12-plugin==$jax jax-cuda12-pjrt==$jax nvidia-cuda-nvcc-cu12"
+  if [ "$(cat $folder/.installed 2>/dev/null)" != "$packages" ]; then
     rm -rf $folder
-    .venv/bin/python -m pip install --quiet --no-deps --target $folder \
-      "jax-cuda12-plugin==$jax" "jax-cuda12-pjrt==$jax" || return
-    echo "$jax" > $folder/.jax
+    # shellcheck disable=SC2086
+    .venv/bin/python -m pip install --quiet --no-deps --target $folder $packages || return
+    echo "$packages" > $folder/.installed
   fi
   PYTHONPATH=$folder .venv/bin/python -m pytest tests/deviceless
 }

@@ -1,14 +1,15 @@
 """Compiling for a GPU that is not here: exact memory, the launch list and the CUDA graphs of a program.
 
-Needs JAX's CUDA plugin (`pip install jax-cuda12-plugin jax-cuda12-pjrt`, in the version of JAX), but no GPU, no driver
-and no CUDA libraries when the process runs with JAX_PLATFORMS=cpu. What it cannot tell is time: XLA tunes its matrix
-products by running them, so without a GPU it takes its default tiles.
+Needs JAX's CUDA plugin (`pip install jax-cuda12-plugin jax-cuda12-pjrt`, in the version of JAX) and CUDA's assembler
+(`nvidia-cuda-nvcc-cu12`, or a `ptxas` on the PATH), but no GPU, no driver and no CUDA libraries when the process runs
+with JAX_PLATFORMS=cpu. What it cannot tell is time: XLA tunes its matrix products by running them, so without a GPU it
+takes its default tiles.
 """
 
 import contextlib
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 from jax.experimental.compilation_cache import compilation_cache
-from jax.sharding import AbstractDevice, AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.planning.gpu_specs import GPU_SPECS, GPUSpec
+from jaxinfer.planning.kernel_resources import KernelResources, kernels_of, read_cubins
 from jaxinfer.planning.xla_dump import Buffer, Launch, parse_launches, parse_temporaries
 
 
@@ -42,6 +44,7 @@ class DevicelessReport:
         temporaries: what lies in that scratch memory at some time, largest first.
         launches: kernels, copies and library calls, in program order.
         num_command_buffers: CUDA graphs that the launches are captured in.
+        kernels: what each of the program's kernels takes of an SM, in order of first launch.
         compile_seconds: lowering and compiling.
         hlo: the optimised program.
     """
@@ -53,6 +56,7 @@ class DevicelessReport:
     temporaries: tuple[Buffer, ...]
     launches: tuple[Launch, ...]
     num_command_buffers: int
+    kernels: tuple[KernelResources, ...]
     compile_seconds: float
     hlo: str
 
@@ -95,10 +99,12 @@ def gpu_target(name: str, num_devices: int = 1) -> GPUTarget:
             f"jax-cuda12-plugin=={jax.__version__} and jax-cuda12-pjrt=={jax.__version__}; on a machine without a GPU "
             "set JAX_PLATFORMS=cpu for the process"
         ) from error
-    return GPUTarget(spec, Mesh(np.array(topology.devices), ("model",)))
+    return GPUTarget(spec, Mesh(np.array(topology.devices), ("model",), axis_types=(AxisType.Auto,)))
 
 
-def compile_for(target: GPUTarget, function: Any, *args: Any) -> DevicelessReport:
+def compile_for(
+    target: GPUTarget, function: Any, *args: Any, compiler_options: Mapping[str, Any] | None = None
+) -> DevicelessReport:
     """Compiles `function(*args)` for the target and reports what came out.
 
     Args:
@@ -106,18 +112,23 @@ def compile_for(target: GPUTarget, function: Any, *args: Any) -> DevicelessRepor
         function: a `jax.jit` function, with its donations and static arguments.
         args: arrays or `jax.ShapeDtypeStruct`s in any trees, and static arguments. A leaf without a sharding of its own
             lies whole on every device.
+        compiler_options: XLA's options by name, as `jax.jit` takes them.
     """
     args = jax.tree.map(lambda leaf: _on(target.mesh, leaf), args)
     with tempfile.TemporaryDirectory() as folder, _no_persistent_cache():
         begin = time.perf_counter()
         with jax.sharding.use_abstract_mesh(_abstract_mesh(target)):
             lowered = function.lower(*args)
-        compiled = lowered.compile(compiler_options={"xla_dump_to": folder})
+        # XLA puts the machine code of every kernel into its cache file.
+        cubins = Path(folder) / "kernels"
+        dumps = {"xla_dump_to": folder, "xla_gpu_kernel_cache_file": str(cubins)}
+        compiled = lowered.compile(compiler_options={**(compiler_options or {}), **dumps})
         seconds = time.perf_counter() - begin
         # The first is written only when capturing into graphs changed the list.
         thunks = _dumped(folder, "thunk_sequence_after_thunk_passes.txt", "thunk_sequence.txt")
         launches, num_command_buffers = parse_launches(thunks)
         temporaries = parse_temporaries(_dumped(folder, "buffer-assignment.txt"))
+        kernels = kernels_of(launches, read_cubins(cubins.read_bytes()) if cubins.exists() else {})
     memory = compiled.memory_analysis()
     return DevicelessReport(
         argument_bytes=memory.argument_size_in_bytes,
@@ -127,6 +138,7 @@ def compile_for(target: GPUTarget, function: Any, *args: Any) -> DevicelessRepor
         temporaries=temporaries,
         launches=launches,
         num_command_buffers=num_command_buffers,
+        kernels=kernels,
         compile_seconds=seconds,
         hlo=compiled.as_text(),
     )
@@ -142,7 +154,8 @@ def _on(mesh: Mesh, leaf: Any) -> Any:
 def _abstract_mesh(target: GPUTarget) -> AbstractMesh:
     """Tells Pallas which GPU its kernels are lowered for."""
     device = AbstractDevice(device_kind=target.spec.device_name, num_cores=target.spec.num_sms, platform="gpu")
-    return AbstractMesh(target.mesh.axis_sizes, target.mesh.axis_names, abstract_device=device)
+    mesh = target.mesh
+    return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=mesh.axis_types, abstract_device=device)
 
 
 @contextlib.contextmanager

@@ -1,10 +1,13 @@
 """Reading what XLA writes about a compiled GPU program: its launch list and its buffers."""
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_THUNK = re.compile(r"(?P<indent> *)\d+: (?P<kind>k\w+) *\[[^\]]*\] *(?P<name>\S*)")
+_THUNK = re.compile(r"(?P<indent> *)\d+: (?P<kind>k\w+) *\[[^\]]*\] *(?P<name>\S*)(?P<rest>.*)")
+_DIMENSIONS = re.compile(r"grid: \[(\d+), (\d+), (\d+)\] threads: \[(\d+), (\d+), (\d+)\]")
+_SHARED_MEMORY = re.compile(r"shared_memory: (\d+) bytes")
 _ALLOCATION = re.compile(r"allocation \d+: size \d+, ?(?P<kinds>.*):$")
 _VALUE = re.compile(r" value: <\d+ (?P<name>\S+) @\d+> \(size=(?P<size>\d+),")
 
@@ -22,11 +25,17 @@ class Launch:
         kind: XLA's word without its k: "CustomKernel", "Kernel", "Copy", "Gemm", "CustomCall", ...
         name: of the instruction it runs.
         captured: it is part of a CUDA graph.
+        grid: blocks, (x, y, z); ones for what is no kernel of the program's own.
+        threads: threads a block.
+        shared_bytes: shared memory a block that the launch asks for, on top of what the kernel itself declares.
     """
 
     kind: str
     name: str
     captured: bool
+    grid: tuple[int, int, int] = (1, 1, 1)
+    threads: int = 1
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,8 +62,16 @@ def parse_launches(lines: Iterable[str]) -> tuple[tuple[Launch, ...], int]:
             graph_indent = indent
             num_command_buffers += 1
         if kind not in _GROUPS | _EVENTS:
-            launches.append(Launch(kind.removeprefix("k"), match["name"], graph_indent is not None))
+            launches.append(_launch(kind.removeprefix("k"), match["name"], graph_indent is not None, match["rest"]))
     return tuple(launches), num_command_buffers
+
+
+def _launch(kind: str, name: str, captured: bool, rest: str) -> Launch:
+    dimensions, shared = _DIMENSIONS.search(rest), _SHARED_MEMORY.search(rest)
+    if dimensions is None:
+        return Launch(kind, name, captured)
+    x, y, z, *threads = map(int, dimensions.groups())
+    return Launch(kind, name, captured, (x, y, z), math.prod(threads), int(shared[1]) if shared else 0)
 
 
 def parse_temporaries(lines: Iterable[str]) -> tuple[Buffer, ...]:

@@ -6,7 +6,7 @@ THUNKS = """\
 000: kCommandBuffer [source | next=005 (1)]
     001: kDynamicSliceFusion [source       | next=003 (1)] params=1, results=1
         002: kCopy [source | sink] kCopy
-    003: kCustomKernel       [prev=001 (1) | sink        ] gemm_fusion_dot grid: [64, 1, 1] threads: [64, 1, 1]
+    003: kCustomKernel [prev=001 | sink] gemm_fusion_dot grid: [64, 8, 1] threads: [64, 2, 1] shared_memory: 768 bytes
 005: kCustomKernel  [prev=000 (1) | next=006 (1)] loop_add_fusion grid: [160, 1, 1] threads: [128, 1, 1]
 006: kCommandBuffer [prev=005 (1) | sink]
     007: kGemm      [source | sink] cublas-gemm.1
@@ -29,8 +29,8 @@ def test_launches_know_their_graph() -> None:
     assert num_command_buffers == 2
     assert launches == (
         Launch("Copy", "kCopy", True),
-        Launch("CustomKernel", "gemm_fusion_dot", True),
-        Launch("CustomKernel", "loop_add_fusion", False),
+        Launch("CustomKernel", "gemm_fusion_dot", True, (64, 8, 1), 128, 768),
+        Launch("CustomKernel", "loop_add_fusion", False, (160, 1, 1), 128),
         Launch("Gemm", "cublas-gemm.1", True),
     )
 
