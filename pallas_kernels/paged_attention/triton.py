@@ -1,0 +1,190 @@
+"""Ragged paged attention on Pallas's Triton backend: NVIDIA GPUs from Ampere on, or interpreted anywhere.
+
+A decode step is two launches: one kernel over the pieces of all tiles, and one that merges tiles of several pieces. A
+step with longer rows has a launch more, over tiles of more rows.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.dispatch import Device, current_device
+from pallas_kernels.kv_format import FP8_E4M3, format_of, head_dim_of
+from pallas_kernels.paged_attention.config import TileConfig, split_policy, tile_config
+from pallas_kernels.paged_attention.split_plan import UNIT, SplitPlan, TileList, make_split_plan
+from pallas_kernels.paged_attention.triton_kernel import KernelSpec, MergeSpec, attend_kernel, merge_kernel
+from pallas_kernels.triton_call import triton_call
+
+MAX_GROUP = 16
+
+
+def check_triton(
+    device: Device, *, num_heads: int, num_kv_heads: int, pages_shape: tuple[int, ...], pages_dtype: Any
+) -> None:
+    """Tells what the kernel cannot do on `device`.
+
+    Raises:
+        NotImplementedError: what it is, and what to use instead.
+    """
+    if num_heads > MAX_GROUP * num_kv_heads:
+        raise NotImplementedError(
+            f"{num_heads} query heads on {num_kv_heads} KV heads: the Triton kernel takes at most {MAX_GROUP} a KV "
+            "head; use implementation='xla'"
+        )
+    capability = device.compute_capability
+    if pages_dtype == FP8_E4M3.dtype and capability is not None and capability < (8, 9):
+        raise NotImplementedError(
+            f"float8_e4m3fn pages on {device.kind} (compute capability {capability[0]}.{capability[1]}): the "
+            "conversion needs 8.9 or later; use float8_e5m2 or int8 pages, or implementation='xla'"
+        )
+
+
+def make_work_list_triton(
+    query_start: jax.Array,
+    context_lens: jax.Array,
+    *,
+    num_tokens: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    window: int | None = None,
+) -> SplitPlan:
+    """The step's plan for `paged_attention_triton`; see `make_split_plan` for the arguments."""
+    group = num_heads // num_kv_heads
+    policy = split_policy(
+        current_device(),
+        num_tokens=num_tokens,
+        num_rows=context_lens.shape[0],
+        group=group,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+    )
+    return make_split_plan(query_start, context_lens, num_tokens=num_tokens, group=group, window=window, policy=policy)
+
+
+def paged_attention_triton(
+    q: jax.Array,
+    pages: jax.Array,
+    block_tables: jax.Array,
+    query_start: jax.Array,
+    context_lens: jax.Array,
+    *,
+    scales: jax.Array | None,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    tree_mask: jax.Array | None,
+    work_list: SplitPlan,
+    interpret: bool = False,
+) -> jax.Array:
+    """Same contract as `paged_attention`, with the plan of `make_work_list_triton` for the same step and window.
+
+    Raises:
+        NotImplementedError: as `check_triton`.
+    """
+    num_heads, num_kv_heads = q.shape[1], pages.shape[1] // 2
+    device = current_device()
+    if not interpret:
+        check_triton(
+            device,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            pages_shape=pages.shape,
+            pages_dtype=pages.dtype,
+        )
+    kv_format = format_of(pages.dtype)
+    spec = KernelSpec(
+        block_m=0,
+        block_kv=0,
+        group=num_heads // num_kv_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim_of(pages),
+        page_size=pages.shape[2],
+        packed=kv_format is not None and kv_format.packed,
+        quantized=kv_format is not None,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        tree=tree_mask is not None,
+        edges=tree_mask is not None,
+        num_aliased=0,
+        precision=_precision(q.dtype, interpret),
+    )
+    operands = [q, pages, block_tables]
+    if kv_format is not None:
+        assert scales is not None
+        operands.append(scales)
+    if tree_mask is not None:
+        operands += [tree_mask, query_start, context_lens]
+    carried: tuple[jax.Array, ...] = ()
+    for name, tiles in (("long", work_list.long), ("short", work_list.short)):
+        if tiles is not None:
+            config = tile_config(
+                device, block_m=tiles.block_m, head_dim=spec.head_dim, dtype=q.dtype, pages_dtype=pages.dtype
+            )
+            carried = _attend(spec, config, name, tiles, work_list.num_units, operands, carried, interpret)
+    return _merge(spec, work_list, carried, interpret)
+
+
+def _attend(
+    spec: KernelSpec,
+    config: TileConfig,
+    name: str,
+    tiles: TileList,
+    num_units: int,
+    operands: list[jax.Array],
+    carried: tuple[jax.Array, ...],
+    interpret: bool,
+) -> tuple[jax.Array, ...]:
+    """One list of tiles: (out, partial results, their log-sum-exps), written into `carried` where there is one."""
+    spec = spec.for_tiles(tiles.block_m, config.block_kv, config.edges, len(carried))
+    q = operands[0]
+    results = (
+        jax.ShapeDtypeStruct(q.shape, q.dtype),
+        jax.ShapeDtypeStruct((num_units, spec.num_kv_heads, UNIT, spec.partial_channels), jnp.float32),
+        jax.ShapeDtypeStruct((num_units, spec.num_kv_heads, UNIT), jnp.float32),
+    )
+    first = 1 + len(operands)
+    return triton_call(
+        functools.partial(attend_kernel, spec),
+        name=f"paged_attention_{name}",
+        out_shape=results,
+        grid=(tiles.items.shape[0] * spec.num_kv_heads,),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        interpret=interpret,
+        input_output_aliases={first + index: index for index in range(len(carried))},
+    )(tiles.items, *operands, *carried)
+
+
+def _merge(spec: KernelSpec, plan: SplitPlan, carried: tuple[jax.Array, ...], interpret: bool) -> jax.Array:
+    """What the attention kernels wrote, with the results of tiles of several pieces put in."""
+    out, partial, lse = carried
+    merge = MergeSpec(
+        rows=plan.merge_rows,
+        group=spec.group,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        packed=spec.packed,
+        width=spec.partial_channels,
+        block=16,
+    )
+    return triton_call(
+        functools.partial(merge_kernel, merge),
+        name="paged_attention_merge",
+        out_shape=jax.ShapeDtypeStruct(out.shape, out.dtype),
+        grid=(plan.merges.shape[0] * merge.num_kv_heads * merge.rows,),
+        num_warps=4,
+        interpret=interpret,
+        input_output_aliases={3: 0},
+    )(plan.merges, partial, lse, out)
+
+
+def _precision(dtype: Any, interpret: bool) -> Any:
+    """Float32 products keep float32's precision, on tensor cores; XLA's CPU backend knows no such algorithm."""
+    if dtype != jnp.float32:
+        return lax.Precision.DEFAULT
+    return lax.Precision.HIGHEST if interpret else lax.DotAlgorithmPreset.TF32_TF32_F32_X3

@@ -1,0 +1,396 @@
+"""The kernels of ragged paged attention for Pallas's Triton backend: one that attends, one that merges.
+
+Both run once for each item of a `split_plan.SplitPlan` and KV head. FlashAttention's online softmax (arXiv:2205.14135)
+in base 2; query heads of a KV head share a tile, so that a decode step's product has ``G`` rows to fill the tensor
+core's 16 with; the keys of a tile are gathered row by row through the block table.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+
+from pallas_kernels.paged_attention.split_plan import UNIT
+
+MASKED = -1e30
+"""Finite, since infinity less itself is NaN."""
+
+LOG2E = math.log2(math.e)
+
+Carry = tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """What is fixed when the kernel is compiled.
+
+    Attributes:
+        block_m, block_kv: rows (tokens times heads of the group) and positions of a tile.
+        group: query heads of a KV head.
+        num_kv_heads, head_dim, page_size: K, H, S.
+        packed: two int4 codes a byte.
+        quantized: pages have scales.
+        scale, window, softcap: as in `paged_attention`.
+        tree: whether there is a tree mask.
+        edges: whether tiles at the ends of what is visible have a loop of their own, so that the others need no mask.
+        num_aliased: operands that only carry what the kernel before wrote.
+        precision: of the matrix products.
+    """
+
+    block_m: int
+    block_kv: int
+    group: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    packed: bool
+    quantized: bool
+    scale: float
+    window: int | None
+    softcap: float | None
+    tree: bool
+    edges: bool
+    num_aliased: int
+    precision: Any
+
+    @property
+    def channels(self) -> int:
+        """Elements of the pool's last axis."""
+        return self.head_dim // 2 if self.packed else self.head_dim
+
+    @property
+    def padded_channels(self) -> int:
+        """The power of two that tiles have instead, at least what the tensor core contracts over at a time."""
+        return max(pl.next_power_of_2(self.channels), 16)
+
+    @property
+    def partial_channels(self) -> int:
+        """Width of a partial result: of packed pages first the even channels, then the odd ones."""
+        return self.padded_channels * (2 if self.packed else 1)
+
+    def for_tiles(self, block_m: int, block_kv: int, edges: bool, num_aliased: int) -> "KernelSpec":
+        """The same operation on tiles of a size."""
+        return replace(self, block_m=block_m, block_kv=block_kv, edges=self.edges or edges, num_aliased=num_aliased)
+
+
+@dataclass(frozen=True)
+class _Refs:
+    items: Any
+    q: Any
+    pages: Any
+    tables: Any
+    scales: Any
+    tree: Any
+    query_start: Any
+    context_lens: Any
+    out: Any
+    partial: Any
+    lse: Any
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Scalars of an item, and which token and position each row of the tile is."""
+
+    row: jax.Array
+    head: jax.Array
+    low: jax.Array
+    high: jax.Array
+    cached: jax.Array | None
+    tokens: jax.Array
+    positions: jax.Array
+
+
+def attend_kernel(spec: KernelSpec, *refs: Any) -> None:
+    """Attention of one piece of one tile for one KV head; operands as in `triton.py`."""
+    named = _name(spec, refs)
+    item, head = pl.program_id(0) // spec.num_kv_heads, pl.program_id(0) % spec.num_kv_heads
+    size = named.items[item, 2]
+
+    @pl.when(size > 0)
+    def attend() -> None:
+        _attend(spec, named, item, head, size)
+
+
+def _name(spec: KernelSpec, refs: Sequence[Any]) -> _Refs:
+    rest = iter(refs)
+    items, q, pages, tables = (next(rest) for _ in range(4))
+    scales = next(rest) if spec.quantized else None
+    tree, query_start, context_lens = (next(rest) if spec.tree else None for _ in range(3))
+    for _ in range(spec.num_aliased):
+        next(rest)
+    return _Refs(items, q, pages, tables, scales, tree, query_start, context_lens, *rest)
+
+
+def _attend(spec: KernelSpec, refs: _Refs, item: jax.Array, head: jax.Array, size: jax.Array) -> None:
+    row, first, position = (refs.items[item, field] for field in (0, 1, 3))
+    low, high, unit = (refs.items[item, field] for field in (4, 5, 6))
+    cached = None
+    if spec.tree:
+        context = refs.context_lens[row]
+        cached = context - (refs.query_start[row + 1] - refs.query_start[row])
+        # The plan knows of causal tokens only: a tree's may see ones after them, and be less deep than their index.
+        high = jnp.where((high == position + size) & (high > 0), context, high)
+        if spec.window is not None:
+            low = jnp.where(low == jnp.maximum(position - spec.window + 1, 0), cached - spec.window, low)
+            low = jnp.maximum(low, 0)
+    index = lax.div(jnp.arange(spec.block_m), spec.group)
+    valid = index < size
+    tokens = jnp.where(valid, first + index, first)
+    positions = position + index
+    if cached is not None and spec.window is not None:
+        positions = cached + _depths(spec, refs, tokens, row)
+    tile = _Tile(row, head, low, high, cached, tokens, positions)
+    heads = head * spec.group + lax.rem(jnp.arange(spec.block_m), spec.group)
+    queries = tuple(_load_queries(spec, refs.q, tokens, heads, part) for part in range(2 if spec.packed else 1))
+
+    best, total, mixed = _softmax(spec, refs, tile, queries, position, size)
+    # Rows without a visible key have summed exp2(0) of masked ones; a NaN total is a visible NaN key's.
+    blind = (best <= MASKED / 2) & (total > 0)
+    total = jnp.where(total == 0.0, 1.0, total)
+    results = tuple(jnp.where(blind[:, None], 0.0, part / total[:, None]) for part in mixed)
+
+    @pl.when(unit < 0)
+    def write_result() -> None:
+        for part, result in enumerate(results):
+            channels = _channels(spec, part)
+            mask = _broadcast(valid, result.shape, 0)
+            if spec.channels != spec.padded_channels:
+                mask = mask & (jnp.arange(spec.padded_channels) < spec.channels)[None, :]
+            # Rows that do not count keep away from those that do: the interpreter writes them too, as they were.
+            target = refs.out.at[(first + index)[:, None], heads[:, None], channels[None, :]]
+            plt.store(target, result.astype(refs.out.dtype), mask=mask)
+
+    @pl.when(unit >= 0)
+    def write_partial() -> None:
+        line = jnp.arange(spec.block_m)
+        units, lines = unit + lax.div(line, UNIT), lax.rem(line, UNIT)
+        logsum = jnp.where(blind, MASKED, best + jnp.log2(total))
+        plt.store(refs.lse.at[units, head, lines], logsum, mask=valid)
+        for part, result in enumerate(results):
+            channels = jnp.arange(spec.padded_channels) + part * spec.padded_channels
+            target = refs.partial.at[units[:, None], head, lines[:, None], channels[None, :]]
+            plt.store(target, result, mask=_broadcast(valid, result.shape, 0))
+
+
+def _load_queries(spec: KernelSpec, q: Any, tokens: jax.Array, heads: jax.Array, part: int) -> jax.Array:
+    """[block_m, padded_channels]; with packed pages the even channels or the odd ones."""
+    target = q.at[tokens[:, None], heads[:, None], _channels(spec, part)[None, :]]
+    if spec.channels == spec.padded_channels:
+        return plt.load(target)
+    mask = (jnp.arange(spec.padded_channels) < spec.channels)[None, :]
+    mask = jnp.broadcast_to(mask, (spec.block_m, spec.padded_channels))
+    return plt.load(target, mask=mask, other=0.0)
+
+
+def _channels(spec: KernelSpec, part: int) -> jax.Array:
+    channels = jnp.arange(spec.padded_channels)
+    return 2 * channels + part if spec.packed else channels
+
+
+def _softmax(
+    spec: KernelSpec, refs: _Refs, tile: _Tile, queries: tuple[jax.Array, ...], position: jax.Array, size: jax.Array
+) -> Carry:
+    """Row maxima, sums and weighted values over the piece, tile by tile."""
+
+    def step(masked: bool) -> Callable[[jax.Array, Carry], Carry]:
+        return lambda index, carry: _step(spec, refs, tile, queries, masked, index, carry)
+
+    shape = (spec.block_m, spec.padded_channels)
+    carry: Carry = (
+        jnp.full((spec.block_m,), MASKED, jnp.float32),
+        jnp.zeros((spec.block_m,), jnp.float32),
+        tuple(jnp.zeros(shape, jnp.float32) for _ in queries),
+    )
+    count = pl.cdiv(jnp.maximum(tile.high - tile.low, 0), spec.block_kv)
+    if not spec.edges:
+        return lax.fori_loop(0, count, step(True), carry)
+    open_from = 0
+    if spec.window is not None:
+        last_sees_from = jnp.clip(position + size - spec.window, tile.low, jnp.maximum(tile.high, tile.low))
+        open_from = pl.cdiv(last_sees_from - tile.low, spec.block_kv)
+        carry = lax.fori_loop(0, open_from, step(True), carry)
+    all_see_to = jnp.minimum(tile.high, position + 1 if tile.cached is None else tile.cached)
+    open_to = jnp.maximum(lax.div(jnp.maximum(all_see_to - tile.low, 0), spec.block_kv), open_from)
+    carry = lax.fori_loop(open_from, open_to, step(False), carry)
+    return lax.fori_loop(open_to, count, step(True), carry)
+
+
+def _step(
+    spec: KernelSpec,
+    refs: _Refs,
+    tile: _Tile,
+    queries: tuple[jax.Array, ...],
+    masked: bool,
+    index: jax.Array,
+    carry: Carry,
+) -> Carry:
+    best, total, mixed = carry
+    positions = tile.low + index * spec.block_kv + jnp.arange(spec.block_kv)
+    # Past the end, the last position again: its page is one of the row's, and what is read there is finite.
+    where = jnp.minimum(positions, tile.high - 1) if masked else positions
+    pages = refs.tables[tile.row, _quotient(where, spec.page_size)]
+    offsets = _remainder(where, spec.page_size)
+    dtype = queries[0].dtype
+    keys = _load_rows(spec, refs.pages, pages, 2 * tile.head, offsets, dtype)
+    value_dtype = jnp.bfloat16 if spec.quantized and dtype == jnp.float16 else dtype
+    values = _load_rows(spec, refs.pages, pages, 2 * tile.head + 1, offsets, value_dtype)
+    logits = sum(
+        plt.dot(query, key, trans_b=True, precision=spec.precision) for query, key in zip(queries, keys, strict=True)
+    )
+    if spec.quantized:
+        logits = logits * refs.scales[pages, 2 * tile.head, offsets][None, :]
+    logits = _scaled(spec, logits)
+    if masked:
+        logits = jnp.where(_visible(spec, refs, tile, positions), logits, MASKED)
+    new_best = jnp.maximum(best, jnp.max(logits, axis=1))
+    weights = jnp.exp2(logits - new_best[:, None])
+    decay = jnp.exp2(best - new_best)
+    total = total * decay + jnp.sum(weights, axis=1)
+    if spec.quantized:
+        weights = weights * refs.scales[pages, 2 * tile.head + 1, offsets][None, :]
+    weights = weights.astype(value_dtype)
+    mixed = tuple(
+        part * decay[:, None] + plt.dot(weights, value, precision=spec.precision)
+        for part, value in zip(mixed, values, strict=True)
+    )
+    return new_best, total, mixed
+
+
+def _load_rows(
+    spec: KernelSpec, ref: Any, pages: jax.Array, head_row: jax.Array, offsets: jax.Array, dtype: Any
+) -> tuple[jax.Array, ...]:
+    """Keys or values [block_kv, padded_channels] of the positions; with packed pages even and odd channels."""
+    if spec.channels == spec.padded_channels:
+        rows = ref[pages, head_row, offsets]
+    else:
+        channels = jnp.arange(spec.padded_channels)[None, :]
+        mask = jnp.broadcast_to(channels < spec.channels, (spec.block_kv, spec.padded_channels))
+        rows = plt.load(ref.at[pages[:, None], head_row, offsets[:, None], channels], mask=mask, other=0)
+    if not spec.packed:
+        return (rows.astype(dtype),)
+    signed = lax.bitcast_convert_type(rows, jnp.int8)
+    low = lax.shift_right_arithmetic(lax.shift_left(signed, jnp.int8(4)), jnp.int8(4))
+    return low.astype(dtype), lax.shift_right_arithmetic(signed, jnp.int8(4)).astype(dtype)
+
+
+def _scaled(spec: KernelSpec, logits: jax.Array) -> jax.Array:
+    """Logits for `exp2`, soft-capped."""
+    if spec.softcap is None:
+        return logits * (spec.scale * LOG2E)
+    # tanh(x) = 1 - 2 / (exp(2 x) + 1)
+    doubled = jnp.exp2(logits * (2 * LOG2E * spec.scale / spec.softcap))
+    return spec.softcap * LOG2E - (2 * spec.softcap * LOG2E) / (doubled + 1.0)
+
+
+def _visible(spec: KernelSpec, refs: _Refs, tile: _Tile, positions: jax.Array) -> jax.Array:
+    """bool[block_m, block_kv]."""
+    there = positions < tile.high
+    if not spec.tree:
+        visible = positions[None, :] <= tile.positions[:, None]
+        visible &= there[None, :]
+        if spec.window is not None:
+            visible &= positions[None, :] > tile.positions[:, None] - spec.window
+        return visible
+    among_new = positions - tile.cached
+    width = refs.tree.shape[1]
+    in_tree = refs.tree[tile.tokens[:, None], jnp.clip(among_new, 0, width - 1)[None, :]]
+    old = (among_new < 0)[None, :]
+    if spec.window is not None:
+        old = old & (positions[None, :] > tile.positions[:, None] - spec.window)
+    new = (among_new >= 0) & (among_new < width)
+    return (old | (in_tree & new[None, :])) & there[None, :]
+
+
+def _depths(spec: KernelSpec, refs: _Refs, tokens: jax.Array, row: jax.Array) -> jax.Array:
+    """int32[block_m]: how many of its row's new tokens each token sees, less one."""
+    width = refs.tree.shape[1]
+    node = jnp.arange(pl.next_power_of_2(width))
+    named = refs.tree[tokens[:, None], jnp.minimum(node, width - 1)[None, :]]
+    real = (node < width) & (node < refs.query_start[row + 1] - refs.query_start[row])
+    return jnp.sum((named & real[None, :]).astype(jnp.int32), axis=1) - 1
+
+
+def _quotient(value: jax.Array, divisor: int) -> jax.Array:
+    """Of values >= 0; dividing by a power of two otherwise costs a correction for negative ones."""
+    power = divisor.bit_length() - 1
+    return value >> power if divisor == 1 << power else lax.div(value, divisor)
+
+
+def _remainder(value: jax.Array, divisor: int) -> jax.Array:
+    return value & (divisor - 1) if divisor & (divisor - 1) == 0 else lax.rem(value, divisor)
+
+
+def _broadcast(vector: jax.Array, shape: tuple[int, ...], axis: int) -> jax.Array:
+    return lax.broadcast_in_dim(vector, shape, (axis,))
+
+
+@dataclass(frozen=True)
+class MergeSpec:
+    """What is fixed when the merge is compiled.
+
+    Attributes:
+        rows: the most rows of a tile.
+        group, num_kv_heads, head_dim: G, K, H.
+        block: pieces added at a time.
+        packed: whether even and odd channels lie apart in the partial results.
+        width: channels of a partial result, padding included.
+    """
+
+    rows: int
+    group: int
+    num_kv_heads: int
+    head_dim: int
+    block: int
+    packed: bool
+    width: int
+
+
+def merge_kernel(spec: MergeSpec, merges: Any, partial: Any, lse: Any, _out: Any, out: Any) -> None:
+    """Adds up the pieces of one row (a token's query head) of one tile; operands as in `triton.py`."""
+    index = pl.program_id(0)
+    line, index = lax.rem(index, spec.rows), lax.div(index, spec.rows)
+    head, index = lax.rem(index, spec.num_kv_heads), lax.div(index, spec.num_kv_heads)
+
+    @pl.when(line < merges[index, 1] * spec.group)
+    def merge() -> None:
+        _merge(spec, merges, partial, lse, out, index, head, line)
+
+
+def _merge(
+    spec: MergeSpec, merges: Any, partial: Any, lse: Any, out: Any, index: jax.Array, head: jax.Array, line: jax.Array
+) -> None:
+    first, first_unit, stride, pieces = (merges[index, field] for field in (0, 2, 3, 4))
+    unit, line_of_unit = first_unit + lax.div(line, UNIT), lax.rem(line, UNIT)
+
+    def add(step: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        best, total, mixed = carry
+        nth = step * spec.block + jnp.arange(spec.block)
+        units = unit + jnp.minimum(nth, pieces - 1) * stride
+        logsum = jnp.where(nth < pieces, lse[units, head, line_of_unit], MASKED)
+        results = partial[units, head, line_of_unit]
+        new_best = jnp.maximum(best, jnp.max(logsum))
+        weights = jnp.exp2(logsum - new_best)
+        # A piece without a visible key has MASKED too, and weight 1 until one with a key comes.
+        weights = jnp.where(nth < pieces, weights, 0.0)
+        decay = jnp.exp2(best - new_best)
+        mixed = mixed * decay + jnp.sum(results * weights[:, None], axis=0)
+        return new_best, total * decay + jnp.sum(weights), mixed
+
+    carry = (jnp.float32(MASKED), jnp.float32(0.0), jnp.zeros((spec.width,), jnp.float32))
+    _, total, mixed = lax.fori_loop(0, pl.cdiv(pieces, spec.block), add, carry)
+    result = (mixed / total).astype(out.dtype)
+    channels = jnp.arange(spec.width)
+    half = spec.width // 2
+    real = channels < spec.head_dim
+    if spec.packed:
+        real = lax.rem(channels, half) < spec.head_dim // 2
+        channels = 2 * lax.rem(channels, half) + lax.div(channels, half)
+    token, query_head = first + lax.div(line, spec.group), head * spec.group + lax.rem(line, spec.group)
+    plt.store(out.at[token, query_head, channels], result, mask=real)
