@@ -1,0 +1,78 @@
+"""Tile sizes by device and shape."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.dispatch import Device
+
+
+class Tiles(NamedTuple):
+    """How a kernel cuts its work; powers of two.
+
+    Attributes:
+        queries, keys: rows and columns of the logits that a program holds at a time.
+        num_warps: of a program.
+        num_stages: depth of the pipeline that loads what the inner loop walks over.
+    """
+
+    queries: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+    def fitted(self, num_queries: int, num_keys: int) -> "Tiles":
+        """No larger than what there is to do, but never below the 16 rows of a matrix instruction."""
+        queries, keys = min(self.queries, _covering(num_queries)), min(self.keys, _covering(num_keys))
+        smaller = queries * keys < self.queries * self.keys
+        return Tiles(queries, keys, 4 if smaller else self.num_warps, self.num_stages)
+
+
+class TileSet(NamedTuple):
+    """Tiles of the three kernels."""
+
+    forward: Tiles
+    dq: Tiles
+    dkv: Tiles
+
+
+INTERPRETED = TileSet(Tiles(16, 16, 4, 1), Tiles(16, 16, 4, 1), Tiles(16, 16, 4, 1))
+"""For the interpreter: small, so that small inputs have several tiles."""
+
+FLOAT32 = TileSet(Tiles(32, 32, 4, 2), Tiles(32, 32, 4, 2), Tiles(32, 32, 4, 2))
+"""Everywhere: float32 tiles are twice as large and go through three products, so registers run out early."""
+
+# By lanes (the head dimension, up to a power of two), for 16-bit operands. No case spills registers, which
+# tests/deviceless checks.
+SM80 = {
+    64: TileSet(Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2)),
+    128: TileSet(Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 2), Tiles(64, 64, 8, 2)),
+    256: TileSet(Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 64, 8, 2)),
+}
+SM86 = {
+    64: TileSet(Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2)),
+    128: TileSet(Tiles(128, 32, 8, 2), Tiles(64, 32, 4, 2), Tiles(32, 64, 8, 2)),
+    256: TileSet(Tiles(64, 32, 8, 1), Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1)),
+}
+SM90 = {
+    64: TileSet(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 2), Tiles(64, 128, 8, 2)),
+    128: TileSet(Tiles(128, 128, 8, 2), Tiles(128, 64, 8, 2), Tiles(64, 128, 8, 2)),
+    256: TileSet(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 1), Tiles(32, 64, 8, 1)),
+}
+
+
+def tile_set(device: Device, dtype: np.dtype, head_dim: int) -> TileSet:
+    """Tiles for operands of `dtype` on a device; the interpreter's where that is no NVIDIA GPU."""
+    if device.platform != "gpu" or device.compute_capability is None:
+        return INTERPRETED
+    if dtype == jnp.float32:
+        return FLOAT32
+    # Consumer GPUs have 99 KiB of shared memory a program, sm80 163, sm90 and sm100 227.
+    table = {(8, 0): SM80, (9, 0): SM90, (10, 0): SM90}.get(device.compute_capability, SM86)
+    return table[max(64, _covering(head_dim))]
+
+
+def _covering(size: int) -> int:
+    """The smallest power of two from 16 up that covers `size`."""
+    return max(16, 1 << (size - 1).bit_length())
