@@ -78,3 +78,17 @@ def _compiler_params() -> Any:
 
     register_lowering_rule(QuietCompilerParams, lower_quietly, "gpu")
     return QuietCompilerParams
+
+
+def check_addressable(*arrays: Any) -> None:
+    """Raises NotImplementedError for arrays that Pallas-Triton computes wrong addresses for.
+
+    It takes 32-bit offsets, in elements and with a sign, for arrays of up to 4 GiB: too little for 8-bit elements from
+    2 GiB on. Beyond 4 GiB its offsets have 64 bits.
+    """
+    for array in arrays:
+        if array is not None and array.dtype.itemsize == 1 and 1 << 31 < array.size <= 1 << 32:
+            raise NotImplementedError(
+                f"{array.dtype}{array.shape} has between 2 and 4 GiB of 8-bit elements, which Pallas-Triton cannot "
+                "address; take fewer or more pages"
+            )
