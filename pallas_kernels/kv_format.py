@@ -92,7 +92,8 @@ def quantize(rows: jax.Array, kv_format: KVFormat) -> tuple[jax.Array, jax.Array
         ValueError: an odd H for int4.
     """
     rows = rows.astype(jnp.float32)
-    scales = jnp.max(jnp.abs(rows), axis=-1) / kv_format.limit
+    # XLA's vectorised maximum passes over NaN on the CPU, but not over infinity.
+    scales = jnp.max(jnp.where(jnp.isfinite(rows), jnp.abs(rows), jnp.inf), axis=-1) / kv_format.limit
     finite = jnp.isfinite(scales)
     scales = jnp.where(scales < jnp.finfo(jnp.float32).tiny, 1.0, jnp.where(finite, scales, jnp.nan))
     codes = jnp.where(finite[..., None], rows / scales[..., None], 0.0)

@@ -11,6 +11,7 @@ import pytest
 from pallas_kernels.kv_format import (
     FORMATS,
     INT4,
+    INT8,
     KVFormat,
     dequantize,
     format_of,
@@ -135,6 +136,14 @@ def test_a_row_that_is_not_finite_has_the_scale_nan(kv_format: KVFormat, bad: fl
     np.testing.assert_array_equal(scales.reshape(-1)[others], np.asarray(clean_scales).reshape(-1)[others])
     flat = np.asarray(clean_codes).reshape(21, -1).view(np.uint8)
     np.testing.assert_array_equal(codes.reshape(21, -1).view(np.uint8)[others], flat[others])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_no_value_that_is_not_finite_is_lost_among_many_rows(bad: float) -> None:
+    rows = np.random.default_rng(0).standard_normal((33, 4, 64)).astype(np.float32)  # enough for vector instructions
+    rows[5, 1, 7], rows[32, 0, :] = bad, bad
+    scales = np.asarray(jax.jit(lambda x: quantize(x, INT8))(rows)[1])
+    assert np.argwhere(np.isnan(scales)).tolist() == [[5, 1], [32, 0]]
 
 
 @pytest.mark.parametrize("part", [0, 1])
