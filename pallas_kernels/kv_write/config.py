@@ -5,8 +5,8 @@ from typing import NamedTuple
 PROGRAMS_WANTED = 512
 """Enough to fill the GPUs of today with small programs; only beyond it a program takes several heads."""
 
-ELEMENTS_A_WARP = 1024
-"""Channels of all rows that one warp handles: two rounds of 16-byte accesses in bfloat16."""
+ELEMENTS_A_WARP = 2048
+"""Channels of all rows that one warp handles, about eight 16-byte accesses of bfloat16 a lane."""
 
 
 class Tiles(NamedTuple):
@@ -34,7 +34,7 @@ def tiles_for(num_tokens: int, num_kv_heads: int, rows_per_head: int, head_dim: 
     heads = 1
     while (
         num_kv_heads % (2 * heads) == 0
-        and 2 * heads * rows_per_head * head_dim <= 2 * ELEMENTS_A_WARP
+        and 2 * heads * rows_per_head * head_dim <= ELEMENTS_A_WARP
         and num_tokens * num_kv_heads >= 2 * heads * PROGRAMS_WANTED
     ):
         heads *= 2

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from jaxinfer.models.rope import Rotation, rotate
-from pallas_kernels.kv_write import kv_write, rope_kv_write, triton
+from pallas_kernels import dispatch, self_check
+from pallas_kernels.dispatch import Device
+from pallas_kernels.kv_write import api, kv_write, rope_kv_write, triton
 from pallas_kernels.kv_write.config import Tiles
 
 IMPLEMENTATIONS = ("xla", "triton-interpret")
@@ -181,3 +183,31 @@ def test_halves_that_int4_cannot_pair_are_not_attempted() -> None:
     given = inputs(Case(2, 3, 16, 6), "uint8")
     with pytest.raises(NotImplementedError, match="int4"):
         rope_kv_write(*given, scales=scales_of(given.pages), implementation="triton-interpret")
+
+
+@pytest.mark.parametrize("pool", ["bfloat16", "int8", "float8_e4m3fn", "float8_e5m2", "uint8"])
+def test_the_self_checks_pass_right_kernels(pool: str) -> None:
+    for check, case in (
+        (api._check_kv_write, ("bfloat16", pool, 20)),
+        (api._check_rope_kv_write, ("bfloat16", pool, 20, 8, 5)),
+    ):
+        one, other = (jax.jit(partial(check, name, *case))() for name in ("triton-interpret", "reference"))
+        assert self_check.difference(one, other) is None
+
+
+def test_the_self_check_finds_a_wrong_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = ("bfloat16", "int8", 16, 8, 5)
+    expected = jax.jit(partial(api._check_rope_kv_write, "reference", *case))()
+    monkeypatch.setattr(triton, "_rotate", lambda parts, cos, sin: parts)
+    got = jax.jit(partial(api._check_rope_kv_write, "triton-interpret", *case))()
+    assert "off by" in str(self_check.difference(got, expected))
+
+
+def test_a_gpu_where_the_kernel_fails_gets_the_numbers_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU that is taken for a GPU is one: it cannot compile the kernel."""
+    monkeypatch.setattr(dispatch, "current_device", lambda: Device("gpu", "NVIDIA H200", (9, 0), 132))
+    given = inputs(Case(2, 3, 16, 16))
+    with pytest.warns(RuntimeWarning, match=r"rope_kv_write falls back .*float32, 16, 8, 5.*Only interpret mode"):
+        got = jax.jit(rope_kv_write)(*given)
+    expected = jax.jit(partial(rope_kv_write, implementation="reference"))(*given)
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
