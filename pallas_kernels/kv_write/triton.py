@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.dispatch import Device
+from pallas_kernels.dispatch import Device, current_device
 from pallas_kernels.kv_format import KVFormat, format_of
 from pallas_kernels.kv_write.config import tiles_for
 from pallas_kernels.triton_call import check_addressable, triton_call
@@ -49,7 +49,10 @@ class Slot(NamedTuple):
 
 
 def check_kv_write(pages: jax.Array, scales: jax.Array | None, spans: tuple[Span, ...], device: Device | None) -> None:
-    """Raises NotImplementedError where the kernels cannot write such a pool (on `device`, if one is given)."""
+    """Raises NotImplementedError where the kernels cannot write such a pool (on `device`, None where interpreted).
+
+    XLA's compiler does not refuse e4m3 on Ampere: it aborts the process.
+    """
     kv_format = format_of(pages.dtype)
     if kv_format is not None and kv_format.packed and any(span.start % 2 or span.size % 2 for span in spans):
         raise NotImplementedError(f"int4 pages and an odd number of channels in {spans}")
@@ -74,7 +77,7 @@ def kv_write_triton(
         NotImplementedError: a pool that the kernel cannot write.
     """
     tokens, heads, head_dim = k.shape
-    check_kv_write(pages, scales, (Span(0, head_dim),), None)
+    check_kv_write(pages, scales, (Span(0, head_dim),), None if interpret else current_device())
     tiles = tiles_for(tokens, heads, 2, head_dim)
     kernel = partial(_kv_write_kernel, heads=tiles.heads, kv_format=format_of(pages.dtype))
     pool = (pages,) if scales is None else (pages, scales)
@@ -107,7 +110,7 @@ def rope_kv_write_triton(
         NotImplementedError: a pool that the kernel cannot write.
     """
     tokens, heads, rows, head_dim = qkv.shape
-    check_kv_write(pages, scales, rope_spans(head_dim, cos.shape[1]), None)
+    check_kv_write(pages, scales, rope_spans(head_dim, cos.shape[1]), None if interpret else current_device())
     tiles = tiles_for(tokens, heads, rows, head_dim)
     kernel = partial(_rope_kernel, heads=tiles.heads, kv_format=format_of(pages.dtype))
     pool = (pages,) if scales is None else (pages, scales)

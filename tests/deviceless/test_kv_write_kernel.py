@@ -1,6 +1,7 @@
 """KV write and page copy, compiled to the end for GPUs that are not here: one launch, pool and scales in place."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -91,6 +92,9 @@ def test_ampere_writes_e4m3_through_xla_in_place() -> None:
     assert "rope_kv_write" not in [launch.name for launch in report.launches]
     assert report.alias_bytes == given.nbytes
     assert report.copies_of((given.pages, given.scales)) == ()
+    explicit = in_place(partial(rope_kv_write, implementation="triton"))
+    with pytest.raises(NotImplementedError, match=r"float8_e4m3fn pages on NVIDIA A100.*8\.9 is needed"):
+        compile_for(gpu_target("a100-80g"), explicit, rope(8, 4, 128, 128), given, INDEX, INDEX)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8, jnp.float8_e5m2, jnp.float8_e4m3fn, jnp.uint8])
