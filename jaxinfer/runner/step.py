@@ -94,7 +94,7 @@ def make_forward_step(
         variables = {"params": jax.tree.unflatten(params_tree, leaves)}
         step = unpack(packed, spec)
         tokens = jnp.where(step.token_slots < 0, step.tokens, state.last_tokens[jnp.maximum(step.token_slots, 0)])
-        attention = _attention(step, spec, block_size)
+        attention = _attention(step, spec, config, block_size)
         run: Any = decoder.apply
         hidden, written = run(variables, tokens, step.positions, attention, kv)
         logits = run(variables, hidden[step.logits_tokens], method=Decoder.logits)
@@ -110,14 +110,21 @@ def make_forward_step(
     return forward_step
 
 
-def _attention(step: StepInput, spec: StepSpec, block_size: int) -> PagedAttention:
+def _attention(step: StepInput, spec: StepSpec, config: ModelConfig, block_size: int) -> PagedAttention:
     return PagedAttention(
         page_ids=step.page_ids,
         offsets=step.positions % block_size,
         block_tables=step.block_tables,
         query_start=step.query_start,
         context_lens=step.context_lens,
-        work_list=make_work_list(step.query_start, step.context_lens, spec.num_tokens),
+        work_list=make_work_list(
+            step.query_start,
+            step.context_lens,
+            num_tokens=spec.num_tokens,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+        ),
     )
 
 

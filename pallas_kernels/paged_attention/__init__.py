@@ -1,7 +1,7 @@
 """Ragged paged attention: decode, prefill chunks and scoring in one operation."""
 
-from pallas_kernels.paged_attention.api import paged_attention
+from pallas_kernels.paged_attention.api import make_work_list, paged_attention
 from pallas_kernels.paged_attention.reference import paged_attention_reference
-from pallas_kernels.paged_attention.work_list import WorkList, make_work_list
+from pallas_kernels.paged_attention.work_list import WorkList
 
 __all__ = ["WorkList", "make_work_list", "paged_attention", "paged_attention_reference"]

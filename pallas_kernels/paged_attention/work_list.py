@@ -1,6 +1,8 @@
-"""Which query tiles a step has, longest context first: computed once a step, used by every layer."""
+"""What is computed once a step and shared by its layers: for the XLA implementation, the tiles of query tokens."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +11,26 @@ PREFILL_TILE = 16
 """Query tokens of a tile in a step that is wider than its rows: a prompt reads its pages once for this many tokens."""
 
 
-class WorkList(NamedTuple):
-    """Tiles of a ragged step, each up to Q consecutive tokens of one row, sorted by how far they reach, longest first.
+@partial(jax.tree_util.register_dataclass, data_fields=["plan"], meta_fields=["implementation", "num_tokens", "window"])
+@dataclass(frozen=True)
+class WorkList:
+    """What `make_work_list` returns: a pytree to hand to `paged_attention`.
+
+    Attributes:
+        plan: arrays whose meaning is the implementation's own.
+        implementation: that made it.
+        num_tokens: T of the step it is for.
+        window: of the layers it is for.
+    """
+
+    plan: Any
+    implementation: str
+    num_tokens: int
+    window: int | None
+
+
+class Tiles(NamedTuple):
+    """Tiles of a ragged step, each up to Q consecutive tokens of one row, sorted by how much they see, most first.
 
     Attributes:
         rows: int32[W], the row of each tile.
@@ -30,13 +50,14 @@ def query_tile(num_tokens: int, num_rows: int) -> int:
     return 1 if num_tokens <= num_rows else PREFILL_TILE
 
 
-def make_work_list(query_start: jax.Array, context_lens: jax.Array, num_tokens: int) -> WorkList:
+def make_tiles(query_start: jax.Array, context_lens: jax.Array, num_tokens: int, window: int | None = None) -> Tiles:
     """Builds the list on the device.
 
     Args:
         query_start: int32[B + 1], as in `paged_attention`.
         context_lens: int32[B].
         num_tokens: T, static.
+        window: as in `paged_attention`.
     """
     num_rows = context_lens.shape[0]
     size = query_tile(num_tokens, num_rows)
@@ -47,10 +68,12 @@ def make_work_list(query_start: jax.Array, context_lens: jax.Array, num_tokens: 
     rows = jnp.minimum(jnp.searchsorted(last_tile, tile, side="right"), num_rows - 1).astype(jnp.int32)
     starts = query_start[rows] + (tile - last_tile[rows] + tiles_of_row[rows]) * size
     ends = jnp.minimum(starts + size, query_start[rows + 1])
-    reach = context_lens[rows] - query_start[rows + 1] + ends
+    seen = context_lens[rows] - query_start[rows + 1] + ends
+    if window is not None:
+        seen = jnp.minimum(seen, window - 1 + ends - starts)
     exists = tile < last_tile[-1]
-    order = jnp.argsort(jnp.where(exists, -reach, 1))
+    order = jnp.argsort(jnp.where(exists, -seen, 1))
     rows, starts, ends, exists = rows[order], starts[order], ends[order], exists[order]
     tokens = starts[:, None] + jnp.arange(size, dtype=jnp.int32)
     valid = (tokens < ends[:, None]) & exists[:, None]
-    return WorkList(rows, jnp.minimum(tokens, num_tokens - 1), valid, last_tile[-1])
+    return Tiles(rows, jnp.minimum(tokens, num_tokens - 1), valid, last_tile[-1])

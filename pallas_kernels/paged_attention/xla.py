@@ -1,7 +1,8 @@
 """Ragged paged attention in plain XLA: tiled, online softmax, every page read once a tile.
 
-Tiles of similar reach are taken `BLOCK` at a time and walk their pages in chunks with a dynamic trip count, so that the
-work follows the contexts and not the width of the block table, and a gathered chunk stays in cache.
+Tiles that see a similar number of positions are taken `BLOCK` at a time and walk their pages in chunks with a dynamic
+trip count, so that the work follows the contexts (or the window) and not the width of the block table, and a gathered
+chunk stays in cache.
 """
 
 from typing import NamedTuple
@@ -9,7 +10,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.paged_attention.work_list import WorkList
+from pallas_kernels.kv_format import dequantize
+from pallas_kernels.paged_attention.work_list import Tiles
 
 CHUNK = 64
 """Context positions gathered at a time (rounded to whole pages)."""
@@ -19,18 +21,57 @@ BLOCK = 8
 
 MASKED = -1e30
 
+NEVER = 2**30
+"""A position beyond any context, far enough from overflow."""
+
 
 class _Step(NamedTuple):
-    """The operands that every tile shares; q is scaled, the block tables are padded to whole chunks."""
+    """The operands that every tile shares; q has the dtype of the dots, the block tables are padded to whole chunks."""
 
     q: jax.Array
     pages: jax.Array
+    scales: jax.Array | None
     block_tables: jax.Array
     cached: jax.Array
     query_start: jax.Array
-    context_lens: jax.Array
     tree_mask: jax.Array | None
+    window: int | None
+    softcap: float | None
+    scale: float
     pages_per_chunk: int
+
+
+class _Sight(NamedTuple):
+    """What the Q tokens of W tiles see.
+
+    Attributes:
+        first: int32[W, Q], the first position in a token's window; None without a window.
+        last: int32[W, Q], the last position it may see, -1 where there is no token.
+        cached: int32[W].
+        in_tree: bool[W, Q, Qmax], which new tokens it sees; None where those are all up to `last`.
+    """
+
+    first: jax.Array | None
+    last: jax.Array
+    cached: jax.Array
+    in_tree: jax.Array | None
+
+    def sees(self, positions: jax.Array) -> jax.Array:
+        """bool[W, Q, L] of ``positions[1 or W, L]``."""
+        visible = positions[:, None] <= self.last[:, :, None]
+        if self.first is not None:
+            visible &= positions[:, None] >= self.first[:, :, None]
+        if self.in_tree is None:
+            return visible
+        among_new = positions - self.cached[:, None]
+        index = jnp.clip(among_new, 0, self.in_tree.shape[-1] - 1)
+        named = jnp.take_along_axis(self.in_tree, index[:, None, :], axis=2)
+        return visible & ((among_new < 0)[:, None, :] | named)
+
+    def needs(self, positions: jax.Array) -> jax.Array:
+        """bool[W, L]: whether a token of the tile may see the position, so that its value is there."""
+        needed = positions <= self.last.max(1, keepdims=True)
+        return needed if self.first is None else needed & (positions >= self.first.min(1, keepdims=True))
 
 
 def paged_attention_xla(
@@ -40,16 +81,30 @@ def paged_attention_xla(
     query_start: jax.Array,
     context_lens: jax.Array,
     *,
+    scales: jax.Array | None,
     scale: float,
+    window: int | None,
+    softcap: float | None,
     tree_mask: jax.Array | None,
-    work_list: WorkList,
+    work_list: Tiles,
 ) -> jax.Array:
     """Same contract as `paged_attention`."""
     pages_per_chunk = min(max(CHUNK // pages.shape[2], 1), block_tables.shape[1])
     tables = jnp.pad(block_tables, ((0, 0), (0, -block_tables.shape[1] % pages_per_chunk)))
-    cached = context_lens - jnp.diff(query_start)
-    scaled = q * jnp.asarray(scale, q.dtype)
-    step = _Step(scaled, pages, tables, cached, query_start, context_lens, tree_mask, pages_per_chunk)
+    dtype = q.dtype if scales is None else jnp.float32
+    step = _Step(
+        q=q.astype(dtype),
+        pages=pages,
+        scales=scales,
+        block_tables=tables,
+        cached=context_lens - jnp.diff(query_start),
+        query_start=query_start,
+        tree_mask=tree_mask,
+        window=window,
+        softcap=softcap,
+        scale=scale,
+        pages_per_chunk=pages_per_chunk,
+    )
     width = work_list.rows.shape[0]
     block = min(BLOCK, width)
 
@@ -79,51 +134,93 @@ def _attend_tiles(step: _Step, rows: jax.Array, tokens: jax.Array, valid: jax.Ar
         float32[W, Q, N, H].
     """
     width, queries = tokens.shape
-    heads, page_size, head_dim = step.pages.shape[1] // 2, step.pages.shape[2], step.pages.shape[3]
+    heads, head_dim = step.pages.shape[1] // 2, step.q.shape[2]
     groups = step.q.shape[1] // heads
-    chunk = step.pages_per_chunk * page_size
     q = step.q[tokens].reshape(width, queries, heads, groups, head_dim).transpose(0, 2, 1, 3, 4)
     q = q.reshape(width, heads, queries * groups, head_dim)
-    tables, cached = step.block_tables[rows], step.cached[rows]
-    last = jnp.where(valid, cached[:, None] + tokens - step.query_start[rows][:, None], -1)  # last visible position
-    reach = last if step.tree_mask is None else jnp.where(valid, step.context_lens[rows][:, None] - 1, -1)
+    sight = _sight(step, rows, tokens, valid)
+    tables, chunk = step.block_tables[rows], step.pages_per_chunk * step.pages.shape[2]
+    begin, count = _chunks(sight, chunk)
 
     def attend_chunk(index: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         best, total, mixed = carry
-        page_ids = jax.lax.dynamic_slice_in_dim(tables, index * step.pages_per_chunk, step.pages_per_chunk, axis=1)
-        positions = index * chunk + jnp.arange(chunk)
-        if step.tree_mask is None:
-            visible = positions <= last[:, :, None]
-        else:
-            visible = _visible_in_tree(step.tree_mask[tokens], positions, cached, reach)
-        logits = jnp.einsum("wkqh,wklh->wkql", q, _gather(step.pages, page_ids, 0), preferred_element_type=jnp.float32)
-        visible = jnp.repeat(visible, groups, axis=1)[:, None]
+        page_ids, positions = _locate(tables, begin, index, step.pages_per_chunk, chunk)
+        visible = jnp.repeat(sight.sees(positions), groups, axis=1)[:, None]
+        logits = _dot("wkqh,wklh->wkql", q, _gather(step, page_ids, 0)) * step.scale
+        if step.softcap is not None:
+            logits = step.softcap * jnp.tanh(logits / step.softcap)
         logits = jnp.where(visible, logits, MASKED)
         new_best = jnp.maximum(best, logits.max(-1, keepdims=True))
-        weights = jnp.exp(logits - new_best)
+        weights = jnp.where(visible, jnp.exp(logits - new_best), 0.0)
         decay = jnp.exp(best - new_best)
-        values = _gather(step.pages, page_ids, 1)
-        update = jnp.einsum("wkql,wklh->wkqh", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
-        return new_best, total * decay + weights.sum(-1, keepdims=True), mixed * decay + update
+        total = total * decay + weights.sum(-1, keepdims=True)
+        # A weight of 0 does not remove a value that is NaN, and what no token may see can be anything.
+        values = jnp.where(sight.needs(positions)[:, None, :, None], _gather(step, page_ids, 1), 0)
+        update = _dot("wkql,wklh->wkqh", weights.astype(values.dtype), values)
+        return new_best, total, mixed * decay + update
 
     shape = (width, heads, queries * groups)
     start = (jnp.full((*shape, 1), MASKED), jnp.zeros((*shape, 1)), jnp.zeros((*shape, head_dim)))
-    _, total, mixed = jax.lax.fori_loop(0, (jnp.max(reach) + chunk) // chunk, attend_chunk, start)
-    out = (mixed / total).reshape(width, heads, queries, groups, head_dim)
+    _, total, mixed = jax.lax.fori_loop(0, count, attend_chunk, start)
+    out = (mixed / jnp.maximum(total, 1e-30)).reshape(width, heads, queries, groups, head_dim)
     return out.transpose(0, 2, 1, 3, 4).reshape(width, queries, heads * groups, head_dim)
 
 
-def _visible_in_tree(tree_mask: jax.Array, positions: jax.Array, cached: jax.Array, reach: jax.Array) -> jax.Array:
-    """bool[W, Q, chunk]: all cached positions, and of the new ones those that ``tree_mask[W, Q, Qmax]`` names."""
-    among_new = positions[None, :] - cached[:, None]
-    index = jnp.clip(among_new, 0, tree_mask.shape[-1] - 1)
-    in_tree = jnp.take_along_axis(tree_mask, index[:, None, :], axis=2)
-    return ((among_new < 0)[:, None, :] | in_tree) & (positions <= reach[:, :, None])
+def _sight(step: _Step, rows: jax.Array, tokens: jax.Array, valid: jax.Array) -> _Sight:
+    starts, cached = step.query_start[rows], step.cached[rows]
+    index = tokens - starts[:, None]
+    new = (step.query_start[rows + 1] - starts)[:, None]
+    if step.tree_mask is None:
+        in_tree, depth, last = None, index, index
+    else:
+        in_tree = step.tree_mask[tokens] & (jnp.arange(step.tree_mask.shape[1]) < new[:, :, None])
+        depth, last = in_tree.sum(-1) - 1, jnp.broadcast_to(new - 1, index.shape)
+    last = jnp.where(valid, cached[:, None] + last, -1)
+    if step.window is None:
+        return _Sight(None, last, cached, in_tree)
+    first = depth - step.window + 1
+    if in_tree is not None:
+        first = jnp.minimum(first, 0)  # the window is one over the cached positions
+    return _Sight(jnp.where(valid, cached[:, None] + first, NEVER), last, cached, in_tree)
 
 
-def _gather(pages: jax.Array, page_ids: jax.Array, offset: int) -> jax.Array:
+def _chunks(sight: _Sight, chunk: int) -> tuple[jax.Array | None, jax.Array]:
+    """The chunk where each tile begins (None for 0), and for how many chunks the longest goes on."""
+    last = sight.last.max(1) // chunk
+    if sight.first is None:
+        return None, last.max() + 1
+    begin = jnp.maximum(sight.first.min(1), 0) // chunk
+    return begin, (last - begin).max() + 1
+
+
+def _locate(
+    tables: jax.Array, begin: jax.Array | None, index: jax.Array, pages_per_chunk: int, chunk: int
+) -> tuple[jax.Array, jax.Array]:
+    """Page ids ``[W, C]`` of each tile's index-th chunk, and its positions ``[1 or W, L]``."""
+    if begin is None:
+        page_ids = jax.lax.dynamic_slice_in_dim(tables, index * pages_per_chunk, pages_per_chunk, axis=1)
+        return page_ids, index * chunk + jnp.arange(chunk)[None]
+    chunks = (begin + index)[:, None]
+    columns = jnp.minimum(chunks * pages_per_chunk + jnp.arange(pages_per_chunk), tables.shape[1] - 1)
+    return jnp.take_along_axis(tables, columns, axis=1), chunks * chunk + jnp.arange(chunk)
+
+
+def _dot(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """In float32 also where a GPU would round float32 operands to fewer bits."""
+    return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32, precision="highest")
+
+
+def _gather(step: _Step, page_ids: jax.Array, offset: int) -> jax.Array:
     """Keys (`offset` 0) or values (1) of ``page_ids[W, C]`` as ``[W, K, C * S, H]``, laid out as the dots want them."""
-    heads, head_dim = pages.shape[1] // 2, pages.shape[3]
-    head_rows = 2 * jnp.arange(heads) + offset
-    gathered = pages.at[page_ids[:, None, :], head_rows[None, :, None]].get(mode="promise_in_bounds")
-    return gathered.reshape(page_ids.shape[0], heads, -1, head_dim)
+    heads, pages = step.pages.shape[1] // 2, step.pages
+    if jnp.issubdtype(pages.dtype, jnp.floating) and pages.itemsize == 1:
+        # XLA's CPU backend has no float8 gather: it would convert the whole pool to float16 first. It can gather bytes,
+        # and the barrier keeps the cast, which it would do to the whole pool too, from being moved out of the loop.
+        pages, page_ids = jax.lax.optimization_barrier((pages, page_ids))
+        pages = jax.lax.bitcast_convert_type(pages, jnp.uint8)
+    index = page_ids[:, None, :], (2 * jnp.arange(heads) + offset)[None, :, None]
+    stored = pages.at[index].get(mode="promise_in_bounds")
+    if step.scales is not None:
+        stored = jax.lax.bitcast_convert_type(stored, step.pages.dtype)
+        stored = dequantize(stored, step.scales.at[index].get(mode="promise_in_bounds"))
+    return stored.reshape(page_ids.shape[0], heads, -1, step.q.shape[2])

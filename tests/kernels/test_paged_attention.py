@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.paged_attention import make_work_list, paged_attention
-from pallas_kernels.paged_attention.work_list import PREFILL_TILE
+from pallas_kernels.paged_attention import paged_attention
+from pallas_kernels.paged_attention.work_list import PREFILL_TILE, make_tiles
 
 
 class Case(NamedTuple):
@@ -181,7 +181,7 @@ def test_half_precision_stays_close_to_float32(dtype: Any, attend: Callable[...,
 def test_work_list_names_every_token_once_and_the_longest_first() -> None:
     case = CASES["everything at once"]
     ops = operands(case)
-    work = make_work_list(jnp.asarray(ops["query_start"]), jnp.asarray(ops["context_lens"]), case.num_tokens)
+    work = make_tiles(jnp.asarray(ops["query_start"]), jnp.asarray(ops["context_lens"]), case.num_tokens)
     count = int(work.num_tiles)
     tokens = np.asarray(work.tokens)[:count][np.asarray(work.valid)[:count]]
     assert sorted(tokens) == list(range(sum(new for new, _ in case.rows)))
@@ -201,5 +201,5 @@ def test_bad_shapes_are_refused_by_name() -> None:
         paged_attention(**{**ops, "q": ops["q"][:, :, :4]})
     with pytest.raises(ValueError, match="2K"):
         paged_attention(**{**ops, "q": ops["q"][:, :5]})
-    with pytest.raises(ValueError, match="implementation='cuda' must be one of"):
+    with pytest.raises(ValueError, match="implementation='cuda' of paged_attention must be one of"):
         paged_attention(**ops, implementation="cuda")
