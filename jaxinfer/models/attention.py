@@ -16,22 +16,32 @@ Cache = TypeVar("Cache")
 class AttentionFn(Protocol[Cache]):
     """Attention of a step's new tokens over a layer's cache: a pytree, so that it can cross a jit boundary.
 
-    Takes ``q[T, N, H]``, ``k[T, K, H]``, ``v[T, K, H]`` (rotated) and the layer's cache; returns ``[T, N, H]`` and the
-    cache with the new keys and values in it.
+    Takes ``qkv[T, K, G + 2, H]`` as the projection leaves it (of each KV head its G queries, its key and its value, not
+    rotated yet, so that one kernel can rotate and write), the tokens' angles, and the layer's cache; returns
+    ``[T, N, H]`` and the cache with the new keys and values in it.
     """
 
-    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]: ...
+    def __call__(self, qkv: jax.Array, angles: Rotation, cache: Cache) -> tuple[jax.Array, Cache]: ...
+
+
+def split_rotated(qkv: jax.Array, angles: Rotation) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """``q[T, N, H]`` and ``k[T, K, H]``, rotated, and ``v[T, K, H]`` of ``qkv[T, K, G + 2, H]``."""
+    tokens, heads, rows, width = qkv.shape
+    rotated = rotate(qkv[:, :, : rows - 1], angles)
+    q = rotated[:, :, : rows - 2].reshape(tokens, heads * (rows - 2), width)
+    return q, rotated[:, :, rows - 2], qkv[:, :, rows - 1]
 
 
 class SelfAttention(nn.Module):
     """Fused qkv, rotary embedding, attention, output projection.
 
     The fused kernel is ``[K, G + 2, H, D]``: a KV head and the query heads it serves stay together, so a split over K
-    shards queries, keys and values alike.
+    shards queries, keys and values alike. `sum_over`: see `Linear`; K is split over that axis.
     """
 
     config: ModelConfig
     param_dtype: jnp.dtype = jnp.float32
+    sum_over: str | None = None
 
     @nn.compact
     def __call__(
@@ -40,9 +50,7 @@ class SelfAttention(nn.Module):
         c = self.config
         heads, groups, width = c.num_key_value_heads, c.num_query_groups, c.head_dim
         qkv = Linear((heads, groups + 2, width), (c.hidden_size,), c.qkv_bias, self.param_dtype, name="qkv")(x)
-        rotated = rotate(qkv[:, :, : groups + 1], angles)
-        q = rotated[:, :, :groups].reshape(x.shape[0], heads * groups, width)
-        out, cache = attend(q, rotated[:, :, groups], qkv[:, :, groups + 1], cache)
+        out, cache = attend(qkv, angles, cache)
         out = out.reshape(x.shape[0], heads, groups, width)
-        projection = Linear((c.hidden_size,), (heads, groups, width), c.o_bias, self.param_dtype, name="out")
-        return projection(out), cache
+        sizes = (c.hidden_size,), (heads, groups, width)
+        return Linear(*sizes, c.o_bias, self.param_dtype, self.sum_over, name="out")(out), cache

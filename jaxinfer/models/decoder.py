@@ -23,6 +23,7 @@ class DecoderLayer(nn.Module):
 
     config: ModelConfig
     param_dtype: jnp.dtype = jnp.float32
+    sum_over: str | None = None
 
     @nn.compact
     def __call__(
@@ -30,10 +31,10 @@ class DecoderLayer(nn.Module):
     ) -> tuple[jax.Array, Cache]:
         c = self.config
         normed = RMSNorm(c.rms_norm_eps, self.param_dtype, name="attn_norm")(x)
-        mixed, cache = SelfAttention(c, self.param_dtype, name="attn")(normed, angles, attend, cache)
+        mixed, cache = SelfAttention(c, self.param_dtype, self.sum_over, name="attn")(normed, angles, attend, cache)
         x = x + mixed
         normed = RMSNorm(c.rms_norm_eps, self.param_dtype, name="mlp_norm")(x)
-        return x + GatedMLP(c, self.param_dtype, name="mlp")(normed), cache
+        return x + GatedMLP(c, self.param_dtype, self.sum_over, name="mlp")(normed), cache
 
 
 @partial(jax.jit, static_argnums=0)
@@ -54,15 +55,18 @@ class Decoder(nn.Module):
     Attributes:
         config: the architecture.
         param_dtype: dtype of freshly initialised parameters; activations follow the parameters given to `apply`.
+        sum_over: inside `jax.shard_map`, the mesh axis over which KV heads and feed-forward channels are split; then
+            `config` says what one device has of them.
     """
 
     config: ModelConfig
     param_dtype: jnp.dtype = jnp.float32
+    sum_over: str | None = None
 
     def setup(self) -> None:
         c = self.config
         self.embed = Embedding(c.vocab_size, c.hidden_size, self.param_dtype)
-        self.layers = [DecoderLayer(c, self.param_dtype) for _ in range(c.num_hidden_layers)]
+        self.layers = [DecoderLayer(c, self.param_dtype, self.sum_over) for _ in range(c.num_hidden_layers)]
         self.final_norm = RMSNorm(c.rms_norm_eps, self.param_dtype)
         if not c.tie_word_embeddings:
             self.lm_head = Linear((c.vocab_size,), (c.hidden_size,), False, self.param_dtype)
@@ -89,7 +93,8 @@ class Decoder(nn.Module):
                 x, cache = layer(x, angles, attend, cache)
             else:
                 params = self.variables["params"][f"layers_{index}"]
-                x, cache = apply_layer(DecoderLayer(self.config, parent=None), params, x, angles, attend, cache)
+                block = DecoderLayer(self.config, sum_over=self.sum_over, parent=None)
+                x, cache = apply_layer(block, params, x, angles, attend, cache)
             written.append(cache)
         return self.final_norm(x), written
 
@@ -99,8 +104,8 @@ class Decoder(nn.Module):
         return head(hidden).astype(jnp.float32)
 
     def _forward(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-        def no_attention(q: jax.Array, k: jax.Array, v: jax.Array, cache: None) -> tuple[jax.Array, None]:
-            return q, cache
+        def no_attention(qkv: jax.Array, angles: Rotation, cache: None) -> tuple[jax.Array, None]:
+            return qkv[:, :, :-2], cache
 
         hidden, _ = self(tokens, positions, jax.tree_util.Partial(no_attention), [None] * self.config.num_hidden_layers)
         return self.logits(hidden)

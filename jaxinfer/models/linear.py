@@ -19,12 +19,15 @@ class Linear(nn.Module):
         in_shape: input axes.
         use_bias: whether a ``bias[*out_shape]`` is added.
         param_dtype: dtype of freshly initialised parameters.
+        sum_over: inside `jax.shard_map`, the mesh axis over which the input axes are split: the devices' products are
+            added up.
     """
 
     out_shape: Sequence[int]
     in_shape: Sequence[int]
     use_bias: bool = False
     param_dtype: jnp.dtype = jnp.float32
+    sum_over: str | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -33,6 +36,8 @@ class Linear(nn.Module):
         kernel = self.param("kernel", nn.initializers.normal(fan_in**-0.5), shape, self.param_dtype)
         flat = kernel.reshape(-1, fan_in)
         y = jax.lax.dot_general(x.reshape(-1, fan_in), flat, (((1,), (1,)), ((), ())))
+        if self.sum_over is not None:
+            y = jax.lax.psum(y, self.sum_over)
         y = y.reshape(x.shape[0], *self.out_shape)
         if self.use_bias:
             y = y + self.param("bias", nn.initializers.zeros, tuple(self.out_shape), self.param_dtype)

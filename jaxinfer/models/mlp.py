@@ -23,14 +23,19 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
 
 
 class GatedMLP(nn.Module):
-    """``down(act(gate(x)) * up(x))`` (GLU variants, arXiv:2002.05202); gate and up are one matmul of ``[2, F, D]``."""
+    """``down(act(gate(x)) * up(x))`` (GLU variants, arXiv:2002.05202); gate and up are one matmul of ``[2, F, D]``.
+
+    `sum_over`: see `Linear`; F is split over that axis.
+    """
 
     config: ModelConfig
     param_dtype: jnp.dtype = jnp.float32
+    sum_over: str | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         c = self.config
         gate_up = Linear((2, c.intermediate_size), (c.hidden_size,), c.mlp_bias, self.param_dtype, name="gate_up")(x)
         hidden = activation(c.hidden_act)(gate_up[:, 0]) * gate_up[:, 1]
-        return Linear((c.hidden_size,), (c.intermediate_size,), c.mlp_bias, self.param_dtype, name="down")(hidden)
+        sizes = (c.hidden_size,), (c.intermediate_size,)
+        return Linear(*sizes, c.mlp_bias, self.param_dtype, self.sum_over, name="down")(hidden)

@@ -22,7 +22,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedShar
 
 from jaxinfer.planning.gpu_specs import GPU_SPECS, GPUSpec
 from jaxinfer.planning.kernel_resources import KernelResources, kernels_of, read_cubins
-from jaxinfer.planning.xla_dump import Buffer, Launch, parse_launches, parse_temporaries
+from jaxinfer.planning.xla_dump import Buffer, Launch, parse_launches, parse_sources, parse_temporaries
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,9 @@ def compile_for(
         seconds = time.perf_counter() - begin
         # The first is written only when capturing into graphs changed the list.
         thunks = _dumped(folder, "thunk_sequence_after_thunk_passes.txt", "thunk_sequence.txt")
-        launches, num_command_buffers = parse_launches(thunks)
+        hlo = compiled.as_text()
+        sources = parse_sources("\n".join(_dumped(folder, "thunk_metadata.txt")), hlo)
+        launches, num_command_buffers = parse_launches(thunks, sources)
         temporaries = parse_temporaries(_dumped(folder, "buffer-assignment.txt"))
         kernels = kernels_of(launches, read_cubins(cubins.read_bytes()) if cubins.exists() else {})
     memory = compiled.memory_analysis()
@@ -140,7 +142,7 @@ def compile_for(
         num_command_buffers=num_command_buffers,
         kernels=kernels,
         compile_seconds=seconds,
-        hlo=compiled.as_text(),
+        hlo=hlo,
     )
 
 

@@ -2,12 +2,15 @@
 
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
-_THUNK = re.compile(r"(?P<indent> *)\d+: (?P<kind>k\w+) *\[[^\]]*\] *(?P<name>\S*)(?P<rest>.*)")
+_THUNK = re.compile(r"(?P<indent> *)(?P<index>\d+): (?P<kind>k\w+) *\[[^\]]*\] *(?P<name>\S*)(?P<rest>.*)")
 _DIMENSIONS = re.compile(r"grid: \[(\d+), (\d+), (\d+)\] threads: \[(\d+), (\d+), (\d+)\]")
 _SHARED_MEMORY = re.compile(r"shared_memory: (\d+) bytes")
+_ANNOTATION = re.compile(r'profile_annotation: "(?P<name>[^"]+)"\s+thunk_id: (?P<index>\d+)')
+_OPERATION = re.compile(r'^ *(?:ROOT )?%?(?P<name>\S+) = .*metadata=\{[^}]*op_name="(?P<operation>[^"]+)"', re.M)
 _ALLOCATION = re.compile(r"allocation \d+: size \d+, ?(?P<kinds>.*):$")
 _VALUE = re.compile(r" value: <\d+ (?P<name>\S+) @\d+> \(size=(?P<size>\d+),")
 
@@ -28,6 +31,7 @@ class Launch:
         grid: blocks, (x, y, z); ones for what is no kernel of the program's own.
         threads: threads a block.
         shared_bytes: shared memory a block that the launch asks for, on top of what the kernel itself declares.
+        source: the JAX operation it computes, with the functions and modules around it ("jit(step)/.../mlp/dot").
     """
 
     kind: str
@@ -36,6 +40,7 @@ class Launch:
     grid: tuple[int, int, int] = (1, 1, 1)
     threads: int = 1
     shared_bytes: int = 0
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,8 +51,15 @@ class Buffer:
     num_bytes: int
 
 
-def parse_launches(lines: Iterable[str]) -> tuple[tuple[Launch, ...], int]:
-    """Launches in program order, and the number of command buffers (CUDA graphs), of a `thunk_sequence*.txt`."""
+def parse_launches(
+    lines: Iterable[str], sources: Mapping[int, str] = MappingProxyType({})
+) -> tuple[tuple[Launch, ...], int]:
+    """Launches in program order, and the number of command buffers (CUDA graphs), of a `thunk_sequence*.txt`.
+
+    Args:
+        lines: of that file.
+        sources: from `parse_sources`.
+    """
     launches: list[Launch] = []
     graph_indent: int | None = None
     num_command_buffers = 0
@@ -62,8 +74,24 @@ def parse_launches(lines: Iterable[str]) -> tuple[tuple[Launch, ...], int]:
             graph_indent = indent
             num_command_buffers += 1
         if kind not in _GROUPS | _EVENTS:
-            launches.append(_launch(kind.removeprefix("k"), match["name"], graph_indent is not None, match["rest"]))
+            launch = _launch(kind.removeprefix("k"), match["name"], graph_indent is not None, match["rest"])
+            launches.append(replace(launch, source=sources.get(int(match["index"]), "")))
     return tuple(launches), num_command_buffers
+
+
+def parse_sources(metadata: str, hlo: str) -> dict[int, str]:
+    """The JAX operation behind each launch, by the launch's number.
+
+    Args:
+        metadata: XLA's `*thunk_metadata.txt`, which names an instruction for each launch.
+        hlo: the optimised program, which names an operation for each instruction.
+    """
+    operations = {match["name"]: match["operation"] for match in _OPERATION.finditer(hlo)}
+    return {
+        int(match["index"]): operations[match["name"]]
+        for match in _ANNOTATION.finditer(metadata)
+        if match["name"] in operations
+    }
 
 
 def _launch(kind: str, name: str, captured: bool, rest: str) -> Launch:

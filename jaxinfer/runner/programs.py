@@ -1,6 +1,8 @@
 """Programs: the compiled step functions, one a spec, and the count of them."""
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +13,23 @@ from jaxinfer.runner.buckets import bucket_for, token_buckets
 from jaxinfer.runner.inputs import StepSpec, packed_size
 from jaxinfer.runner.step import make_forward_step
 from jaxinfer.sampling.state import SamplingState, upload_bias, upload_counts
+from pallas_kernels.dispatch import current_device
 
 COMPILE_THREADS = 2
 
 PACKED_LOGPROBS = 20
 """Most alternatives a row brings back in the step's one copy; whoever wants more has its logits fetched."""
+
+GPU_OPTIONS: Mapping[str, bool | int] = MappingProxyType(
+    {
+        # Products by cuBLASLt are one launch each and add the residual as they write their result. XLA's own are split
+        # along K and added up by a second kernel, which makes three launches a layer more.
+        "xla_gpu_enable_triton_gemm": False,
+        # Between two collectives there are only four launches of a feed-forward layer; XLA leaves fewer than five out.
+        "xla_gpu_graph_min_graph_size": 1,
+    }
+)
+"""XLA's options for a step on a GPU."""
 
 
 def table_width(config: EngineConfig) -> int:
@@ -93,7 +107,8 @@ class Programs:
             processors=runner.logits_processors,
         )
         packed = jax.ShapeDtypeStruct((packed_size(spec),), jnp.int32)
-        return jax.jit(function, donate_argnums=(1, 2)).lower(*self._shapes, packed)
+        options = dict(GPU_OPTIONS) if current_device().platform == "gpu" else None
+        return jax.jit(function, donate_argnums=(1, 2), compiler_options=options).lower(*self._shapes, packed)
 
     def compile_all(self, progress: bool) -> None:
         """Compiles the documented set, two programs at a time: XLA leaves cores idle while LLVM works on one."""

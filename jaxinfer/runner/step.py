@@ -11,12 +11,13 @@ from jax import lax
 
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.rope import Rotation
 from jaxinfer.runner.inputs import StepInput, StepSpec, unpack
 from jaxinfer.sampling.batch import SamplingBatch
 from jaxinfer.sampling.logits import LogitsProcessor
 from jaxinfer.sampling.sampler import SamplerOutput, sample, sample_greedy
 from jaxinfer.sampling.state import SamplingState
-from pallas_kernels.kv_write import kv_write
+from pallas_kernels.kv_write import rope_kv_write
 from pallas_kernels.paged_attention import WorkList, make_work_list, paged_attention
 
 GREEDY_FIELDS = ("tokens", "finite")
@@ -30,7 +31,7 @@ SAMPLER_FIELDS = ("tokens", "finite", "allowed", "target_logprobs", "target_rank
 )
 @dataclass(frozen=True)
 class PagedAttention:
-    """Attention of one step over the paged pool: writes the new keys and values, then attends (an `AttentionFn`)."""
+    """Attention of one step over the paged pool: rotates, writes the keys and values, attends (an `AttentionFn`)."""
 
     page_ids: jax.Array
     offsets: jax.Array
@@ -39,8 +40,8 @@ class PagedAttention:
     context_lens: jax.Array
     work_list: WorkList
 
-    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, cache: jax.Array) -> tuple[jax.Array, jax.Array]:
-        pages = kv_write(k, v, cache, self.page_ids, self.offsets)
+    def __call__(self, qkv: jax.Array, angles: Rotation, cache: jax.Array) -> tuple[jax.Array, jax.Array]:
+        q, pages = rope_kv_write(qkv, angles.cos, angles.sin, cache, self.page_ids, self.offsets)
         out = paged_attention(
             q, pages, self.block_tables, self.query_start, self.context_lens, work_list=self.work_list
         )
@@ -72,6 +73,7 @@ def make_forward_step(
     block_size: int,
     num_logprobs: int,
     processors: tuple[LogitsProcessor, ...] = (),
+    sum_over: str | None = None,
 ) -> Callable[..., StepOutput]:
     """The step function of one spec: ``(leaves, kv, state, packed) -> StepOutput``, jitted with kv and state donated.
 
@@ -85,8 +87,9 @@ def make_forward_step(
         block_size: S.
         num_logprobs: k, alternatives a row brings back (sampler only).
         processors: custom logits processors, applied in order (sampler only).
+        sum_over: inside `jax.shard_map`, the mesh axis over which the layers are split; see `Decoder`.
     """
-    decoder = Decoder(config)
+    decoder = Decoder(config, sum_over=sum_over)
 
     def forward_step(
         leaves: tuple[jax.Array, ...], kv: tuple[jax.Array, ...], state: SamplingState, packed: jax.Array
@@ -94,7 +97,7 @@ def make_forward_step(
         variables = {"params": jax.tree.unflatten(params_tree, leaves)}
         step = unpack(packed, spec)
         tokens = jnp.where(step.token_slots < 0, step.tokens, state.last_tokens[jnp.maximum(step.token_slots, 0)])
-        attention = _attention(step, spec, config, block_size)
+        attention = make_attention(step, spec, config, block_size)
         run: Any = decoder.apply
         hidden, written = run(variables, tokens, step.positions, attention, kv)
         logits = run(variables, hidden[step.logits_tokens], method=Decoder.logits)
@@ -110,7 +113,8 @@ def make_forward_step(
     return forward_step
 
 
-def _attention(step: StepInput, spec: StepSpec, config: ModelConfig, block_size: int) -> PagedAttention:
+def make_attention(step: StepInput, spec: StepSpec, config: ModelConfig, block_size: int) -> PagedAttention:
+    """What all layers of a step share in their attention."""
     return PagedAttention(
         page_ids=step.page_ids,
         offsets=step.positions % block_size,

@@ -28,9 +28,11 @@ def all_logits() -> Callable[..., np.ndarray]:
     import jax
     import jax.numpy as jnp
 
+    from jaxinfer.models.attention import split_rotated
     from jaxinfer.models.decoder import Decoder
 
-    def attend(q: Any, k: Any, v: Any, cache: Any) -> Any:
+    def attend(qkv: Any, angles: Any, cache: Any) -> Any:
+        q, k, v = split_rotated(qkv, angles)
         group = q.shape[1] // k.shape[1]
         k, v = (jnp.repeat(x, group, axis=1) for x in (k, v))
         scores = jnp.einsum("tnh,snh->nts", q, k) * q.shape[-1] ** -0.5

@@ -15,7 +15,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="no CUDA plugin: run scripts/test.sh --deviceless"))
 
 
-@pytest.fixture(params=["a100-40g", "rtx4090", "h100", "h200"])
+@pytest.fixture(params=["a100-80g", "rtx4090", "h100", "h200"])
 def gpu(request: pytest.FixtureRequest) -> str:
     """Each of the GPU models in turn."""
     return request.param

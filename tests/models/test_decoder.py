@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.models.attention import split_rotated
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import Decoder, init_params, param_shapes
 from jaxinfer.models.rope import inverse_frequencies, rotate, rotation
@@ -59,7 +60,8 @@ def test_init_makes_the_shapes_it_promises() -> None:
 
 
 def test_gradients_reach_every_parameter() -> None:
-    def attend(q: Any, k: Any, v: Any, cache: None) -> Any:
+    def attend(qkv: Any, angles: Any, cache: None) -> Any:
+        q, k, v = split_rotated(qkv, angles)
         group = q.shape[1] // k.shape[1]
         k, v = jnp.repeat(k, group, 1), jnp.repeat(v, group, 1)
         weights = jax.nn.softmax(jnp.einsum("tnh,snh->nts", q, k))

@@ -1,6 +1,6 @@
 """XLA's launch list and buffer list, as jax 0.10.2 and 0.12 write them."""
 
-from jaxinfer.planning.xla_dump import Buffer, Launch, parse_launches, parse_temporaries
+from jaxinfer.planning.xla_dump import Buffer, Launch, parse_launches, parse_sources, parse_temporaries
 
 THUNKS = """\
 000: kCommandBuffer [source | next=005 (1)]
@@ -11,6 +11,36 @@ THUNKS = """\
 006: kCommandBuffer [prev=005 (1) | sink]
     007: kGemm      [source | sink] cublas-gemm.1
 """
+
+METADATA = """\
+thunk_metadata {
+  thunk_info {
+    profile_annotation: "command_buffer_1"
+  }
+  thunk_kind: "kCommandBuffer"
+}
+thunk_metadata {
+  thunk_info {
+    profile_annotation: "gemm_fusion_dot.2"
+    thunk_id: 3
+  }
+  thunk_kind: "kCustomKernel"
+}
+thunk_metadata {
+  thunk_info {
+    profile_annotation: "copy.1"
+    thunk_id: 2
+  }
+  thunk_kind: "kCopy"
+}
+"""
+
+HLO = """\
+ENTRY %main.5 {
+  %copy.1 = f32[4]{0} copy(%p), metadata={stack_frame_id=3}
+  ROOT %gemm_fusion_dot.2 = bf16[32,4]{1,0} fusion(%a, %b), kind=kCustom, metadata={op_name="jit(step)/mlp/dot" stack_frame_id=2}
+}
+"""  # noqa: E501
 
 BUFFERS = """\
 BufferAssignment:
@@ -33,6 +63,13 @@ def test_launches_know_their_graph() -> None:
         Launch("CustomKernel", "loop_add_fusion", False, (160, 1, 1), 128),
         Launch("Gemm", "cublas-gemm.1", True),
     )
+
+
+def test_launches_know_what_they_compute() -> None:
+    sources = parse_sources(METADATA, HLO)
+    assert sources == {3: "jit(step)/mlp/dot"}
+    launches, _ = parse_launches(THUNKS.splitlines(), sources)
+    assert [launch.source for launch in launches] == ["", "jit(step)/mlp/dot", "", ""]
 
 
 def test_temporaries_are_the_scratch_values_only() -> None:

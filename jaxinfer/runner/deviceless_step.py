@@ -1,0 +1,149 @@
+"""The step program of a model that need not exist, compiled for a GPU that is not here."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.decoder import param_shapes
+from jaxinfer.planning.deviceless import DevicelessReport, GPUTarget, compile_for
+from jaxinfer.planning.xla_dump import Launch
+from jaxinfer.runner.inputs import StepSpec, packed_size
+from jaxinfer.runner.programs import GPU_OPTIONS
+from jaxinfer.runner.step import StepOutput, make_forward_step
+from jaxinfer.sampling.state import SamplingState, init_state
+
+AXIS = "model"
+_FIRST_OF_A_LAYER = "rope_kv_write"
+
+# Which axis of a layer's parameter is split over the devices; what is not named here lies whole on each of them.
+_SPLIT_AXES = {
+    "attn/qkv/kernel": 0,
+    "attn/qkv/bias": 0,
+    "attn/out/kernel": 1,
+    "mlp/gate_up/kernel": 1,
+    "mlp/gate_up/bias": 1,
+    "mlp/down/kernel": 1,
+}
+
+
+@dataclass(frozen=True)
+class DevicelessStep:
+    """A compiled step and what it was compiled from.
+
+    Attributes:
+        report: what the compiler decided; bytes are for each device.
+        params, kv, state: shapes of the arguments, of all devices together.
+        num_devices: that the layers are split over.
+    """
+
+    report: DevicelessReport
+    params: Any
+    kv: tuple[jax.ShapeDtypeStruct, ...]
+    state: SamplingState
+    num_devices: int
+
+    @property
+    def donated_bytes(self) -> int:
+        """What one device must update in place: its part of the pool, and the sampling state."""
+        return _num_bytes(self.kv) // self.num_devices + _num_bytes(self.state)
+
+    @property
+    def param_bytes(self) -> int:
+        """Parameters of one device."""
+        return sum(
+            _num_bytes(leaf) // (1 if _split_axis(path) is None else self.num_devices)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(self.params)
+        )
+
+    def layers(self) -> tuple[tuple[Launch, ...], ...]:
+        """Launches from each layer's KV write to the next one's, so the last of a layer comes with the one before."""
+        launches = self.report.launches
+        starts = [index for index, launch in enumerate(launches) if launch.name.startswith(_FIRST_OF_A_LAYER)]
+        return tuple(launches[start:end] for start, end in pairwise(starts))
+
+
+def compile_step(
+    target: GPUTarget,
+    config: ModelConfig,
+    spec: StepSpec,
+    *,
+    num_pages: int = 4096,
+    block_size: int = 16,
+    dtype: Any = jnp.bfloat16,
+) -> DevicelessStep:
+    """Compiles the step the engine would run, its layers split over the devices of `target` by KV head and by
+    feed-forward channel; nothing is allocated.
+
+    Args:
+        target: from `gpu_target`.
+        config: the architecture.
+        spec: the step's shape.
+        num_pages: P, of each layer's pool.
+        block_size: S.
+        dtype: of parameters and pool.
+
+    Raises:
+        ValueError: the model cannot be split over so many devices.
+    """
+    count = target.mesh.size
+    params = param_shapes(config, dtype)
+    page = (2 * config.num_key_value_heads, block_size, config.head_dim)
+    kv = (jax.ShapeDtypeStruct((num_pages, *page), dtype),) * config.num_hidden_layers
+    state = jax.eval_shape(lambda: init_state(spec.num_rows, config.vocab_size))
+    packed = jax.ShapeDtypeStruct((packed_size(spec),), jnp.int32)
+    leaves, tree = jax.tree.flatten(params)
+    step = make_forward_step(
+        _part_of(config, count),
+        tree,
+        spec,
+        block_size=block_size,
+        num_logprobs=5,
+        sum_over=AXIS if count > 1 else None,
+    )
+    arguments = (tuple(leaves), kv, state, packed)
+    if count > 1:
+        whole, pages = PartitionSpec(), PartitionSpec(None, AXIS)
+        specs = (_param_specs(params), pages, whole, whole)
+        outputs = StepOutput(whole, whole, (pages,) * len(kv), whole)  # type: ignore[arg-type]
+        step = jax.shard_map(step, mesh=target.mesh, in_specs=specs, out_specs=outputs, check_vma=False)
+        arguments = (_placed(target, arguments[0], specs[0]), _placed(target, kv, (pages,) * len(kv)), state, packed)
+    report = compile_for(target, jax.jit(step, donate_argnums=(1, 2)), *arguments, compiler_options=GPU_OPTIONS)
+    return DevicelessStep(report, params, kv, state, count)
+
+
+def _part_of(config: ModelConfig, count: int) -> ModelConfig:
+    """What one of `count` devices has of a model."""
+    sizes = {
+        name: getattr(config, name) for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+    }
+    for name, size in sizes.items():
+        if size % count:
+            raise ValueError(f"{name}={size} cannot be split over {count} devices; use a divisor of it")
+    return replace(config, head_dim=config.head_dim, **{name: size // count for name, size in sizes.items()})
+
+
+def _split_axis(path: tuple[Any, ...]) -> int | None:
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    return next((axis for ending, axis in _SPLIT_AXES.items() if name.endswith(ending)), None)
+
+
+def _param_specs(params: Any) -> tuple[PartitionSpec, ...]:
+    """How each leaf is split, in the order of the flattened tree."""
+    axes = (_split_axis(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
+    return tuple(PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, AXIS) for axis in axes)
+
+
+def _placed(target: GPUTarget, shapes: Any, specs: Any) -> tuple[jax.ShapeDtypeStruct, ...]:
+    return tuple(
+        jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=NamedSharding(target.mesh, spec))
+        for shape, spec in zip(shapes, specs, strict=True)
+    )
+
+
+def _num_bytes(tree: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
