@@ -1,9 +1,14 @@
 """Tile sizes and split policy of the Triton kernel, by device and shape."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
+import jax.numpy as jnp
+
 from pallas_kernels.dispatch import Device
+from pallas_kernels.kv_format import format_of
 from pallas_kernels.paged_attention.split_plan import ListPolicy, SplitPolicy
 
 
@@ -14,8 +19,11 @@ class TileConfig:
     Attributes:
         block_kv: positions of a tile.
         num_warps: of a program.
-        num_stages: of the pipeline that loads tiles ahead.
-        edges: whether tiles that need masks have loops of their own.
+        num_stages: of the pipeline that loads tiles ahead. Page ids come a stage before the pages, and their loads
+            share the stages out: up to 4 there is one buffer of keys and values, from 5 there are two, from 7 three.
+            Hopper's asynchronous products have one more.
+        edges: whether tiles that need masks have loops of their own. Masks are nothing to a tile of 16 rows, and what
+            the second loop takes to get going is.
     """
 
     block_kv: int
@@ -24,19 +32,81 @@ class TileConfig:
     edges: bool
 
 
-def tile_config(device: Device, *, block_m: int, head_dim: int, dtype: Any, pages_dtype: Any) -> TileConfig:
-    """Sizes for tiles of `block_m` rows."""
-    del device, dtype, pages_dtype
-    return TileConfig(64 if head_dim <= 128 else 32, 4, 5 if block_m == 16 else 3, block_m > 16)
+TABLE: Mapping[tuple[str, int, int, str], TileConfig] = MappingProxyType({})
+"""Measured: by device kind, rows of a tile, head dim and dtype of the pages. What is missing is chosen by `_heuristic`.
+`scripts/tune_kernels.py` makes the entries."""
+
+AMPLE_SHARED_MEMORY = ((8, 0), (9, 0), (10, 0))
+"""Compute capabilities of data-centre GPUs, with 164 KB and more; the others have 100."""
+
+
+def tile_config(
+    device: Device, *, block_m: int, head_dim: int, dtype: Any, pages_dtype: Any, tree: bool = False
+) -> TileConfig:
+    """How tiles of `block_m` rows are computed.
+
+    Args:
+        device: what is compiled for.
+        block_m: from the split plan.
+        head_dim: H.
+        dtype: of the queries.
+        pages_dtype: of the pool.
+        tree: whether there is a tree mask, which takes registers.
+    """
+    measured = TABLE.get((device.kind, block_m, head_dim, str(jnp.dtype(pages_dtype))))
+    config = measured or _heuristic(device, block_m, head_dim, dtype, pages_dtype)
+    if tree and block_m > 16:
+        return replace(config, block_kv=min(config.block_kv, 32), num_warps=8)
+    return config
+
+
+def _heuristic(device: Device, block_m: int, head_dim: int, dtype: Any, pages_dtype: Any) -> TileConfig:
+    capability = device.compute_capability or (9, 0)
+    wide = head_dim > 128
+    full = jnp.dtype(dtype).itemsize == 4  # three products for one, and twice the registers
+    block_kv = 32 if wide or full else 64
+    if capability not in AMPLE_SHARED_MEMORY:
+        block_kv //= 2
+    if block_m <= 16:
+        if wide and format_of(pages_dtype) is None and full:
+            block_kv = 16
+        # Two buffers leave room for two or three programs on an SM, which hide one another's start.
+        return TileConfig(block_kv, 4, 5, edges=False)
+    if capability >= (9, 0) and capability[0] < 12:
+        return TileConfig(block_kv, 8 if block_m >= 128 or full else 4, 3, edges=True)
+    return TileConfig(block_kv, 8 if block_m >= 128 or full else 4, 3 if full or wide else 5, edges=True)
 
 
 def split_policy(
     device: Device, *, num_tokens: int, num_rows: int, group: int, num_kv_heads: int, head_dim: int
 ) -> SplitPolicy:
-    """How a step of T tokens in B rows is cut into tiles and pieces."""
-    del group, head_dim
-    sms = device.num_sms if device.platform == "gpu" else 4
+    """How a step of T tokens in B rows is cut into tiles and pieces.
+
+    Four pieces an SM of short tiles keep a step's last pieces from being much of it. Tiles with many rows have large
+    partial results, and there are many of them where they are many; cutting them serves chunks of few tokens.
+    """
+    on_gpu = device.platform == "gpu"
+    sms = device.num_sms if on_gpu else 4
     short = ListPolicy(16, max(4 * sms // num_kv_heads, 1), 256)
     if num_tokens <= num_rows:
         return SplitPolicy(short, None)
-    return SplitPolicy(short, ListPolicy(64, max(2 * sms // num_kv_heads, 1), 512))
+    block_m = _long_block_m(device, sms, num_tokens, num_rows, group, num_kv_heads, head_dim)
+    return SplitPolicy(short, ListPolicy(block_m, max(128 // block_m * sms // num_kv_heads, 1), 512))
+
+
+def _long_block_m(
+    device: Device, sms: int, num_tokens: int, num_rows: int, group: int, num_kv_heads: int, head_dim: int
+) -> int:
+    """Rows of a long tile.
+
+    Twice the rows halve what is read of pages, but waste more on rows of few tokens, and make fewer tiles than the GPU
+    can work at. Before Hopper Triton spreads the columns of a product wider than high over the warps, and the softmax
+    then has to cross them, so that tiles should be as high as H.
+    """
+    if device.platform != "gpu" or head_dim > 128:
+        return 64
+    capability = device.compute_capability or (9, 0)
+    if capability[0] == 8 and head_dim > 64:
+        return 128
+    enough = num_tokens * group // 128 * num_kv_heads >= 2 * sms
+    return 128 if enough and num_tokens * group > 32 * num_rows else 64

@@ -5,6 +5,7 @@ step with longer rows has a launch more, over tiles of more rows.
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.dispatch import Device, current_device
-from pallas_kernels.kv_format import FP8_E4M3, format_of, head_dim_of
+from pallas_kernels.kv_format import format_of, head_dim_of
 from pallas_kernels.paged_attention.config import TileConfig, split_policy, tile_config
 from pallas_kernels.paged_attention.split_plan import UNIT, SplitPlan, TileList, make_split_plan
 from pallas_kernels.paged_attention.triton_kernel import KernelSpec, MergeSpec, attend_kernel, merge_kernel
@@ -24,21 +25,27 @@ MAX_GROUP = 16
 def check_triton(
     device: Device, *, num_heads: int, num_kv_heads: int, pages_shape: tuple[int, ...], pages_dtype: Any
 ) -> None:
-    """Tells what the kernel cannot do on `device`.
+    """Tells what the kernel cannot do.
 
     Raises:
         NotImplementedError: what it is, and what to use instead.
     """
+    if device.compute_capability is not None and device.compute_capability < (8, 0):
+        major, minor = device.compute_capability
+        raise NotImplementedError(
+            f"{device.kind} has compute capability {major}.{minor}, and the Triton kernel needs 8.0; use "
+            "implementation='xla'"
+        )
     if num_heads > MAX_GROUP * num_kv_heads:
         raise NotImplementedError(
             f"{num_heads} query heads on {num_kv_heads} KV heads: the Triton kernel takes at most {MAX_GROUP} a KV "
             "head; use implementation='xla'"
         )
-    capability = device.compute_capability
-    if pages_dtype == FP8_E4M3.dtype and capability is not None and capability < (8, 9):
+    # Pallas counts elements in 32 bits up to 4 GiB, and Triton takes them for signed.
+    if 1 << 31 < math.prod(pages_shape) <= 1 << 32 and jnp.dtype(pages_dtype).itemsize == 1:
         raise NotImplementedError(
-            f"float8_e4m3fn pages on {device.kind} (compute capability {capability[0]}.{capability[1]}): the "
-            "conversion needs 8.9 or later; use float8_e5m2 or int8 pages, or implementation='xla'"
+            f"pages{tuple(pages_shape)} of {jnp.dtype(pages_dtype)} take between 2 and 4 GiB, which the Triton kernel "
+            "cannot address in 8-bit elements; use fewer pages or more, or implementation='xla'"
         )
 
 
@@ -112,6 +119,7 @@ def paged_attention_triton(
         edges=tree_mask is not None,
         num_aliased=0,
         precision=_precision(q.dtype, interpret),
+        interpret=interpret,
     )
     operands = [q, pages, block_tables]
     if kv_format is not None:
@@ -123,7 +131,12 @@ def paged_attention_triton(
     for name, tiles in (("long", work_list.long), ("short", work_list.short)):
         if tiles is not None:
             config = tile_config(
-                device, block_m=tiles.block_m, head_dim=spec.head_dim, dtype=q.dtype, pages_dtype=pages.dtype
+                device,
+                block_m=tiles.block_m,
+                head_dim=spec.head_dim,
+                dtype=q.dtype,
+                pages_dtype=pages.dtype,
+                tree=spec.tree,
             )
             carried = _attend(spec, config, name, tiles, work_list.num_units, operands, carried, interpret)
     return _merge(spec, work_list, carried, interpret)
@@ -144,7 +157,7 @@ def _attend(
     q = operands[0]
     results = (
         jax.ShapeDtypeStruct(q.shape, q.dtype),
-        jax.ShapeDtypeStruct((num_units, spec.num_kv_heads, UNIT, spec.partial_channels), jnp.float32),
+        jax.ShapeDtypeStruct((num_units, spec.num_kv_heads, UNIT, spec.channels), jnp.float32),
         jax.ShapeDtypeStruct((num_units, spec.num_kv_heads, UNIT), jnp.float32),
     )
     first = 1 + len(operands)
@@ -168,8 +181,7 @@ def _merge(spec: KernelSpec, plan: SplitPlan, carried: tuple[jax.Array, ...], in
         group=spec.group,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
-        packed=spec.packed,
-        width=spec.partial_channels,
+        channels=spec.channels,
         block=16,
     )
     return triton_call(

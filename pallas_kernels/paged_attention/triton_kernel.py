@@ -16,6 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from pallas_kernels.paged_attention.code_ptx import decode, decode_int4
 from pallas_kernels.paged_attention.split_plan import UNIT
 
 MASKED = -1e30
@@ -23,7 +24,7 @@ MASKED = -1e30
 
 LOG2E = math.log2(math.e)
 
-Carry = tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]
+Carry = tuple[jax.Array, jax.Array, jax.Array]
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class KernelSpec:
         edges: whether tiles at the ends of what is visible have a loop of their own, so that the others need no mask.
         num_aliased: operands that only carry what the kernel before wrote.
         precision: of the matrix products.
+        interpret: whether the kernel is interpreted, which knows no PTX.
     """
 
     block_m: int
@@ -58,21 +60,12 @@ class KernelSpec:
     edges: bool
     num_aliased: int
     precision: Any
+    interpret: bool
 
     @property
     def channels(self) -> int:
-        """Elements of the pool's last axis."""
-        return self.head_dim // 2 if self.packed else self.head_dim
-
-    @property
-    def padded_channels(self) -> int:
-        """The power of two that tiles have instead, at least what the tensor core contracts over at a time."""
-        return max(pl.next_power_of_2(self.channels), 16)
-
-    @property
-    def partial_channels(self) -> int:
-        """Width of a partial result: of packed pages first the even channels, then the odd ones."""
-        return self.padded_channels * (2 if self.packed else 1)
+        """H rounded up to a power of two, and to what the tensor core contracts over at a time."""
+        return max(pl.next_power_of_2(self.head_dim), 16)
 
     def for_tiles(self, block_m: int, block_kv: int, edges: bool, num_aliased: int) -> "KernelSpec":
         """The same operation on tiles of a size."""
@@ -148,24 +141,20 @@ def _attend(spec: KernelSpec, refs: _Refs, item: jax.Array, head: jax.Array, siz
         positions = cached + _depths(spec, refs, tokens, row)
     tile = _Tile(row, head, low, high, cached, tokens, positions)
     heads = head * spec.group + lax.rem(jnp.arange(spec.block_m), spec.group)
-    queries = tuple(_load_queries(spec, refs.q, tokens, heads, part) for part in range(2 if spec.packed else 1))
+    query = _load_query(spec, refs.q, tokens, heads)
 
-    best, total, mixed = _softmax(spec, refs, tile, queries, position, size)
+    best, total, mixed = _softmax(spec, refs, tile, query, position, size)
     # Rows without a visible key have summed exp2(0) of masked ones; a NaN total is a visible NaN key's.
-    blind = (best <= MASKED / 2) & (total > 0)
+    blind = (best <= MASKED / 2) & (total >= 0)
     total = jnp.where(total == 0.0, 1.0, total)
-    results = tuple(jnp.where(blind[:, None], 0.0, part / total[:, None]) for part in mixed)
+    result = jnp.where(blind[:, None], 0.0, mixed / total[:, None])
 
     @pl.when(unit < 0)
     def write_result() -> None:
-        for part, result in enumerate(results):
-            channels = _channels(spec, part)
-            mask = _broadcast(valid, result.shape, 0)
-            if spec.channels != spec.padded_channels:
-                mask = mask & (jnp.arange(spec.padded_channels) < spec.channels)[None, :]
-            # Rows that do not count keep away from those that do: the interpreter writes them too, as they were.
-            target = refs.out.at[(first + index)[:, None], heads[:, None], channels[None, :]]
-            plt.store(target, result.astype(refs.out.dtype), mask=mask)
+        # Rows that do not count keep away from those that do: the interpreter writes them too, as they were.
+        target = refs.out.at[(first + index)[:, None], heads[:, None], jnp.arange(spec.channels)[None, :]]
+        mask = valid[:, None] & (jnp.arange(spec.channels) < spec.head_dim)[None, :]
+        plt.store(target, result.astype(refs.out.dtype), mask=mask)
 
     @pl.when(unit >= 0)
     def write_partial() -> None:
@@ -173,40 +162,32 @@ def _attend(spec: KernelSpec, refs: _Refs, item: jax.Array, head: jax.Array, siz
         units, lines = unit + lax.div(line, UNIT), lax.rem(line, UNIT)
         logsum = jnp.where(blind, MASKED, best + jnp.log2(total))
         plt.store(refs.lse.at[units, head, lines], logsum, mask=valid)
-        for part, result in enumerate(results):
-            channels = jnp.arange(spec.padded_channels) + part * spec.padded_channels
-            target = refs.partial.at[units[:, None], head, lines[:, None], channels[None, :]]
-            plt.store(target, result, mask=_broadcast(valid, result.shape, 0))
+        target = refs.partial.at[units[:, None], head, lines[:, None], jnp.arange(spec.channels)[None, :]]
+        plt.store(target, result, mask=jnp.broadcast_to(valid[:, None], result.shape))
 
 
-def _load_queries(spec: KernelSpec, q: Any, tokens: jax.Array, heads: jax.Array, part: int) -> jax.Array:
-    """[block_m, padded_channels]; with packed pages the even channels or the odd ones."""
-    target = q.at[tokens[:, None], heads[:, None], _channels(spec, part)[None, :]]
-    if spec.channels == spec.padded_channels:
+def _load_query(spec: KernelSpec, q: Any, tokens: jax.Array, heads: jax.Array) -> jax.Array:
+    """[block_m, channels]."""
+    channels = jnp.arange(spec.channels)[None, :]
+    target = q.at[tokens[:, None], heads[:, None], channels]
+    if spec.channels == spec.head_dim:
         return plt.load(target)
-    mask = (jnp.arange(spec.padded_channels) < spec.channels)[None, :]
-    mask = jnp.broadcast_to(mask, (spec.block_m, spec.padded_channels))
+    mask = jnp.broadcast_to(channels < spec.head_dim, (spec.block_m, spec.channels))
     return plt.load(target, mask=mask, other=0.0)
 
 
-def _channels(spec: KernelSpec, part: int) -> jax.Array:
-    channels = jnp.arange(spec.padded_channels)
-    return 2 * channels + part if spec.packed else channels
-
-
 def _softmax(
-    spec: KernelSpec, refs: _Refs, tile: _Tile, queries: tuple[jax.Array, ...], position: jax.Array, size: jax.Array
+    spec: KernelSpec, refs: _Refs, tile: _Tile, query: jax.Array, position: jax.Array, size: jax.Array
 ) -> Carry:
     """Row maxima, sums and weighted values over the piece, tile by tile."""
 
     def step(masked: bool) -> Callable[[jax.Array, Carry], Carry]:
-        return lambda index, carry: _step(spec, refs, tile, queries, masked, index, carry)
+        return lambda index, carry: _step(spec, refs, tile, query, masked, index, carry)
 
-    shape = (spec.block_m, spec.padded_channels)
     carry: Carry = (
         jnp.full((spec.block_m,), MASKED, jnp.float32),
         jnp.zeros((spec.block_m,), jnp.float32),
-        tuple(jnp.zeros(shape, jnp.float32) for _ in queries),
+        jnp.zeros((spec.block_m, spec.channels), jnp.float32),
     )
     count = pl.cdiv(jnp.maximum(tile.high - tile.low, 0), spec.block_kv)
     if not spec.edges:
@@ -223,13 +204,7 @@ def _softmax(
 
 
 def _step(
-    spec: KernelSpec,
-    refs: _Refs,
-    tile: _Tile,
-    queries: tuple[jax.Array, ...],
-    masked: bool,
-    index: jax.Array,
-    carry: Carry,
+    spec: KernelSpec, refs: _Refs, tile: _Tile, query: jax.Array, masked: bool, index: jax.Array, carry: Carry
 ) -> Carry:
     best, total, mixed = carry
     positions = tile.low + index * spec.block_kv + jnp.arange(spec.block_kv)
@@ -237,13 +212,9 @@ def _step(
     where = jnp.minimum(positions, tile.high - 1) if masked else positions
     pages = refs.tables[tile.row, _quotient(where, spec.page_size)]
     offsets = _remainder(where, spec.page_size)
-    dtype = queries[0].dtype
-    keys = _load_rows(spec, refs.pages, pages, 2 * tile.head, offsets, dtype)
-    value_dtype = jnp.bfloat16 if spec.quantized and dtype == jnp.float16 else dtype
-    values = _load_rows(spec, refs.pages, pages, 2 * tile.head + 1, offsets, value_dtype)
-    logits = sum(
-        plt.dot(query, key, trans_b=True, precision=spec.precision) for query, key in zip(queries, keys, strict=True)
-    )
+    keys = _load_rows(spec, refs.pages, pages, 2 * tile.head, offsets)
+    values = _load_rows(spec, refs.pages, pages, 2 * tile.head + 1, offsets)
+    logits = plt.dot(query, _decoded(spec, keys, query.dtype), trans_b=True, precision=spec.precision)
     if spec.quantized:
         logits = logits * refs.scales[pages, 2 * tile.head, offsets][None, :]
     logits = _scaled(spec, logits)
@@ -253,31 +224,44 @@ def _step(
     weights = jnp.exp2(logits - new_best[:, None])
     decay = jnp.exp2(best - new_best)
     total = total * decay + jnp.sum(weights, axis=1)
+    dtype = query.dtype
     if spec.quantized:
         weights = weights * refs.scales[pages, 2 * tile.head + 1, offsets][None, :]
-    weights = weights.astype(value_dtype)
-    mixed = tuple(
-        part * decay[:, None] + plt.dot(weights, value, precision=spec.precision)
-        for part, value in zip(mixed, values, strict=True)
-    )
-    return new_best, total, mixed
+        # Scales may lie far from 1, beyond float16.
+        dtype = jnp.bfloat16 if dtype == jnp.float16 else dtype
+        values = _decoded(spec, values, dtype, in_registers=True)
+    return new_best, total, mixed * decay[:, None] + plt.dot(weights.astype(dtype), values, precision=spec.precision)
 
 
-def _load_rows(
-    spec: KernelSpec, ref: Any, pages: jax.Array, head_row: jax.Array, offsets: jax.Array, dtype: Any
-) -> tuple[jax.Array, ...]:
-    """Keys or values [block_kv, padded_channels] of the positions; with packed pages even and odd channels."""
-    if spec.channels == spec.padded_channels:
-        rows = ref[pages, head_row, offsets]
+def _load_rows(spec: KernelSpec, ref: Any, pages: jax.Array, head_row: jax.Array, offsets: jax.Array) -> jax.Array:
+    """Keys or values of the positions as they are stored: [block_kv, channels], or half as many bytes of int4."""
+    if spec.channels == spec.head_dim:
+        return ref[pages, head_row, offsets]
+    pair = 2 if spec.packed else 1
+    channels = jnp.arange(spec.channels // pair)[None, :]
+    mask = jnp.broadcast_to(channels < spec.head_dim // pair, (spec.block_kv, spec.channels // pair))
+    return plt.load(ref.at[pages[:, None], head_row, offsets[:, None], channels], mask=mask, other=0)
+
+
+def _decoded(spec: KernelSpec, rows: jax.Array, dtype: Any, in_registers: bool = False) -> jax.Array:
+    """[block_kv, channels] as the product wants them.
+
+    Args:
+        spec: what is fixed.
+        rows: as `_load_rows` returns them.
+        dtype: of the result.
+        in_registers: convert whole rows as they were loaded and go through shared memory afterwards. Otherwise Triton
+            fetches the codes from shared memory the way the product wants them, which for 8-bit values, whose positions
+            are what is contracted over, takes a load for each byte.
+    """
+    if spec.packed:
+        pair = decode_int4(rows, spec.interpret)
+    elif in_registers:
+        pair = jnp.unstack(rows.reshape(spec.block_kv, spec.channels // 2, 2), axis=2)
     else:
-        channels = jnp.arange(spec.padded_channels)[None, :]
-        mask = jnp.broadcast_to(channels < spec.channels, (spec.block_kv, spec.padded_channels))
-        rows = plt.load(ref.at[pages[:, None], head_row, offsets[:, None], channels], mask=mask, other=0)
-    if not spec.packed:
-        return (rows.astype(dtype),)
-    signed = lax.bitcast_convert_type(rows, jnp.int8)
-    low = lax.shift_right_arithmetic(lax.shift_left(signed, jnp.int8(4)), jnp.int8(4))
-    return low.astype(dtype), lax.shift_right_arithmetic(signed, jnp.int8(4)).astype(dtype)
+        return decode(rows, spec.interpret).astype(dtype)
+    pair = tuple(decode(part, spec.interpret).astype(dtype) for part in pair)
+    return jnp.stack(pair, axis=2).reshape(spec.block_kv, spec.channels)
 
 
 def _scaled(spec: KernelSpec, logits: jax.Array) -> jax.Array:
@@ -327,10 +311,6 @@ def _remainder(value: jax.Array, divisor: int) -> jax.Array:
     return value & (divisor - 1) if divisor & (divisor - 1) == 0 else lax.rem(value, divisor)
 
 
-def _broadcast(vector: jax.Array, shape: tuple[int, ...], axis: int) -> jax.Array:
-    return lax.broadcast_in_dim(vector, shape, (axis,))
-
-
 @dataclass(frozen=True)
 class MergeSpec:
     """What is fixed when the merge is compiled.
@@ -338,18 +318,16 @@ class MergeSpec:
     Attributes:
         rows: the most rows of a tile.
         group, num_kv_heads, head_dim: G, K, H.
+        channels: of a partial result, padding included.
         block: pieces added at a time.
-        packed: whether even and odd channels lie apart in the partial results.
-        width: channels of a partial result, padding included.
     """
 
     rows: int
     group: int
     num_kv_heads: int
     head_dim: int
+    channels: int
     block: int
-    packed: bool
-    width: int
 
 
 def merge_kernel(spec: MergeSpec, merges: Any, partial: Any, lse: Any, _out: Any, out: Any) -> None:
@@ -383,14 +361,9 @@ def _merge(
         mixed = mixed * decay + jnp.sum(results * weights[:, None], axis=0)
         return new_best, total * decay + jnp.sum(weights), mixed
 
-    carry = (jnp.float32(MASKED), jnp.float32(0.0), jnp.zeros((spec.width,), jnp.float32))
+    carry = (jnp.float32(MASKED), jnp.float32(0.0), jnp.zeros((spec.channels,), jnp.float32))
     _, total, mixed = lax.fori_loop(0, pl.cdiv(pieces, spec.block), add, carry)
     result = (mixed / total).astype(out.dtype)
-    channels = jnp.arange(spec.width)
-    half = spec.width // 2
-    real = channels < spec.head_dim
-    if spec.packed:
-        real = lax.rem(channels, half) < spec.head_dim // 2
-        channels = 2 * lax.rem(channels, half) + lax.div(channels, half)
+    channels = jnp.arange(spec.channels)
     token, query_head = first + lax.div(line, spec.group), head * spec.group + lax.rem(line, spec.group)
-    plt.store(out.at[token, query_head, channels], result, mask=real)
+    plt.store(out.at[token, query_head, channels], result, mask=channels < spec.head_dim)
