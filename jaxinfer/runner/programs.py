@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.progress_bar import ProgressBar
 from jaxinfer.runner.buckets import bucket_for, token_buckets
 from jaxinfer.runner.inputs import StepSpec, packed_size
 from jaxinfer.runner.step import make_forward_step
@@ -112,6 +111,8 @@ class Programs:
 
     def compile_all(self, progress: bool) -> None:
         """Compiles the documented set, two programs at a time: XLA leaves cores idle while LLVM works on one."""
+        from jaxinfer.progress_bar import ProgressBar  # scripts/gpu_check.py does without tqdm
+
         modes = (True,) if self.config.runner.logits_processors else (False, True)
         specs = [self.spec(bucket, sampler) for bucket in self.buckets for sampler in modes]
         for kind in ("bias", "counts"):
