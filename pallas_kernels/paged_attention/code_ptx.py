@@ -28,6 +28,24 @@ _NIBBLES = """
     fma.rn.bf16x2 $1, $1, one, less;
 }}
 """
+# A byte above which 0x43 stands is 128 + its low seven bits, and its high bit, in the exponent, says 128 or 256.
+_INT8 = """
+{
+    .reg .b32 low, high, one, less;
+    prmt.b32 low, $2, 0x43434343, 0x4140;
+    prmt.b32 high, $2, 0x43434343, 0x4342;
+    mov.b32 one, 0x3F803F80;
+    and.b32 less, low, 0x43804380;
+    or.b32 less, less, 0x80008000;
+    and.b32 low, low, 0xFF7FFF7F;
+    fma.rn.bf16x2 $0, low, one, less;
+    and.b32 less, high, 0x43804380;
+    or.b32 less, less, 0x80008000;
+    and.b32 high, high, 0xFF7FFF7F;
+    fma.rn.bf16x2 $1, high, one, less;
+}
+"""
+
 _LOW_NIBBLES = _NIBBLES.format(shift="mov.b32 nibbles, $2;")
 _HIGH_NIBBLES = _NIBBLES.format(shift="shr.b32 nibbles, $2, 4;")
 
@@ -55,7 +73,11 @@ _E4M3 = """
 
 def decode(codes: jax.Array, interpret: bool) -> jax.Array:
     """int8 or float8 codes, or what is none, in a dtype that products take."""
-    if codes.dtype == jnp.float8_e4m3fn and not interpret:
+    if interpret:
+        return codes
+    if codes.dtype == jnp.int8:
+        return _to_bfloat16(_INT8, codes)
+    if codes.dtype == jnp.float8_e4m3fn:
         return _to_bfloat16(_E4M3, lax.bitcast_convert_type(codes, jnp.int8))
     return codes
 

@@ -72,8 +72,10 @@ def _heuristic(device: Device, block_m: int, head_dim: int, dtype: Any, pages_dt
             block_kv = 16
         # Two buffers leave room for two or three programs on an SM, which hide one another's start.
         return TileConfig(block_kv, 4, 5, edges=False)
-    if capability >= (9, 0) and capability[0] < 12:
+    if capability[0] in (9, 10):
         return TileConfig(block_kv, 8 if block_m >= 128 or full else 4, 3, edges=True)
+    if format_of(pages_dtype) is not None:
+        block_kv = min(block_kv, 32)
     return TileConfig(block_kv, 8 if block_m >= 128 or full else 4, 3 if full or wide else 5, edges=True)
 
 

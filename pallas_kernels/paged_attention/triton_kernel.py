@@ -260,7 +260,8 @@ def _decoded(spec: KernelSpec, rows: jax.Array, dtype: Any, in_registers: bool =
         pair = jnp.unstack(rows.reshape(spec.block_kv, spec.channels // 2, 2), axis=2)
     else:
         return decode(rows, spec.interpret).astype(dtype)
-    pair = tuple(decode(part, spec.interpret).astype(dtype) for part in pair)
+    pair = tuple(part if spec.packed else decode(part, spec.interpret) for part in pair)
+    pair = tuple(part.astype(dtype) for part in pair)
     return jnp.stack(pair, axis=2).reshape(spec.block_kv, spec.channels)
 
 
