@@ -116,18 +116,14 @@ def test_it_is_rotate_then_kv_write_bit_for_bit(implementation: str, pool: str) 
 
 @pytest.mark.parametrize("pool", ["int8", "uint8"])
 def test_bfloat16_keys_are_quantised_from_what_they_round_to(pool: str) -> None:
-    """Up to what XLA rounds less: codes by one step at most."""
+    """Left to itself XLA drops a rounding to bfloat16 that is undone at once."""
     given = inputs(Case(2, 3, 24, 16, "bfloat16"), pool, seed=2)
-    scales = scales_of(given.pages)
-    one, other = (
-        jax.jit(partial(rope_kv_write, implementation=name))(*given, scales=scales) for name in IMPLEMENTATIONS
-    )
-    np.testing.assert_array_equal(np.asarray(one[0]), np.asarray(other[0]))
-    np.testing.assert_allclose(one[2], other[2], rtol=2**-8)
-    codes = [np.asarray(result[1]).astype(np.int32) for result in (one, other)]
-    if pool == "uint8":
-        codes = [np.stack([(c + 8) % 16, (c // 16 + 8) % 16]) for c in codes]
-    assert np.abs(codes[0] - codes[1]).max() <= 1
+    results = []
+    for name in IMPLEMENTATIONS:
+        function = partial(rope_kv_write, implementation=name)
+        run = jax.jit(function, compiler_options={"xla_allow_excess_precision": False})
+        results.append(run(*given, scales=scales_of(given.pages)))
+    jax.tree.map(np.testing.assert_array_equal, *results)
 
 
 def test_programs_of_several_heads_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
