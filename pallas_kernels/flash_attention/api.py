@@ -1,20 +1,16 @@
 """The public operation: documentation, checks, choice of implementation."""
 
 import math
-from collections.abc import Hashable
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels.dispatch import Device, choose
+from pallas_kernels.flash_attention.config import tile_set
 from pallas_kernels.flash_attention.differentiable import attend
 from pallas_kernels.flash_attention.reference import flash_attention_reference
 from pallas_kernels.flash_attention.spec import AttentionSpec, Masks
-
-MAX_HEAD_DIM = 256
-"""The widest head that the kernels have tiles for."""
 
 Window = int | tuple[int | None, int | None]
 
@@ -65,7 +61,7 @@ def flash_attention(
     masks = Masks(*_segments(q, k, segment_ids), _kv_lengths(q, kv_lengths))
     spec = make_spec(q, causal=causal, window=window, softcap=softcap, scale=scale)
     out, lse = run(q, k, v, masks, spec, with_lse=return_lse, implementation=implementation)
-    return (out, lse) if return_lse else out
+    return out if lse is None else (out, lse)
 
 
 def make_spec(
@@ -99,13 +95,15 @@ def run(
     implementation: str | None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Chooses an implementation for checked arguments and runs it."""
-    check = partial(_check_kernel, q)
+
+    def check(device: Device) -> None:
+        tile_set(device, q.dtype, q.shape[-1])
+
     case = (str(q.dtype), q.shape[-1], q.shape[2] // k.shape[2])
     name = choose("flash_attention", implementation, check=check, self_check=self_check, case=case)
-    if name.startswith("triton"):
-        check(None)
     if name == "reference" or 0 in (*q.shape, *k.shape):
-        return flash_attention_reference(q, k, v, masks, spec)
+        out, lse = flash_attention_reference(q, k, v, masks, spec)
+        return out, lse if with_lse else None
     return attend(name, spec, q, k, v, masks, with_lse=with_lse)
 
 
@@ -122,7 +120,7 @@ def self_check(implementation: str, dtype: str, head_dim: int, group: int) -> An
     lengths = jnp.array([num_keys, num_keys - 20], jnp.int32)
 
     def attend_all(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
-        common = {"implementation": implementation, "return_lse": True}
+        common: dict[str, Any] = {"implementation": implementation, "return_lse": True}
         causal = flash_attention(q, k, v, causal=True, kv_lengths=lengths, **common)
         return causal, flash_attention(q, k, v, window=(130, 9), softcap=20.0, **common)
 
@@ -130,13 +128,8 @@ def self_check(implementation: str, dtype: str, head_dim: int, group: int) -> An
     return results, pullback(tuple((grad, lse) for _, lse in results))
 
 
-def _check_kernel(q: jax.Array, _: Device | None) -> None:
-    """What the Triton kernels cannot do, on any device."""
-    if q.shape[-1] > MAX_HEAD_DIM:
-        raise NotImplementedError(f"q{q.shape} has head_dim {q.shape[-1]}; the kernels go up to {MAX_HEAD_DIM}")
-
-
 def check_operands(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
+    """Shapes and dtypes; raises ValueError."""
     if q.ndim != 4 or k.ndim != 4 or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise ValueError(f"q{q.shape} must be [B, T, N, H] and k{k.shape} [B, S, K, H] with the same B and H")
     if v.shape != k.shape:

@@ -58,7 +58,7 @@ def place_of(num_tiles: int, num_heads: int, *, last_first: bool) -> Place:
     return place
 
 
-def mask_specs(masks: Masks, place: Place, q_block: int | None, k_block: int | None) -> Masks:
+def mask_specs(masks: Masks, place: Place, q_block: int | None, k_block: int | None) -> Any:
     """Block specs of the operands that are there: a tile of the segments, or all of a row's where the block is None."""
 
     def segments(array: jax.Array | None, block: int | None) -> pl.BlockSpec | None:
@@ -68,32 +68,28 @@ def mask_specs(masks: Masks, place: Place, q_block: int | None, k_block: int | N
             return pl.BlockSpec((None, array.shape[1]), lambda program: (place(program)[0], 0))
         return pl.BlockSpec((None, block), lambda program: (place(program)[0], place(program)[2]))
 
-    def whole(array: jax.Array | None) -> pl.BlockSpec | None:
+    def whole(array: jax.Array | None) -> Any:
         return None if array is None else pl.BlockSpec(array.shape, lambda _: (0,) * array.ndim)
 
-    return Masks(
-        segments(masks.q_segments, q_block),
-        segments(masks.kv_segments, k_block),
-        whole(masks.kv_lengths),
-        whole(masks.slopes),
-    )
+    specs: tuple[Any, Any] = (segments(masks.q_segments, q_block), segments(masks.kv_segments, k_block))
+    return Masks(*specs, whole(masks.kv_lengths), whole(masks.slopes))
 
 
 class Tile(NamedTuple):
     """Rows of an operand that a program holds or is about to visit.
 
     Attributes:
-        index: int32[R], which rows.
+        rows: int32[R], which.
         limit: how many rows the operand has; those past it are not read.
     """
 
-    index: jax.Array
+    rows: jax.Array
     limit: jax.Array | int
 
     @property
     def exists(self) -> jax.Array:
         """bool[R]."""
-        return self.index < self.limit
+        return self.rows < self.limit
 
     def load(self, ref: Any, head_dim: int, *, whole: bool = False) -> jax.Array:
         """``[R, lanes]`` of a reference that shows these rows; 0 where they, or channels, do not exist.

@@ -7,6 +7,8 @@ import numpy as np
 
 from pallas_kernels.dispatch import Device
 
+MAX_HEAD_DIM = 256
+
 
 class Tiles(NamedTuple):
     """How a kernel cuts its work; powers of two.
@@ -46,24 +48,30 @@ FLOAT32 = TileSet(Tiles(32, 32, 4, 2), Tiles(32, 32, 4, 2), Tiles(32, 32, 4, 2))
 # By lanes (the head dimension, up to a power of two), for 16-bit operands. No case spills registers, which
 # tests/deviceless checks.
 SM80 = {
-    64: TileSet(Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2)),
-    128: TileSet(Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 2), Tiles(64, 64, 8, 2)),
+    64: TileSet(Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 2), Tiles(32, 128, 8, 2)),
+    128: TileSet(Tiles(128, 64, 8, 3), Tiles(64, 64, 8, 2), Tiles(32, 64, 8, 3)),
     256: TileSet(Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 64, 8, 2)),
 }
 SM86 = {
-    64: TileSet(Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2)),
-    128: TileSet(Tiles(128, 32, 8, 2), Tiles(64, 32, 4, 2), Tiles(32, 64, 8, 2)),
-    256: TileSet(Tiles(64, 32, 8, 1), Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1)),
+    64: TileSet(Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 2), Tiles(32, 128, 8, 2)),
+    128: TileSet(Tiles(128, 64, 8, 2), Tiles(64, 32, 4, 2), Tiles(32, 64, 8, 2)),
+    256: TileSet(Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 2), Tiles(32, 32, 8, 2)),
 }
 SM90 = {
     64: TileSet(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 2), Tiles(64, 128, 8, 2)),
-    128: TileSet(Tiles(128, 128, 8, 2), Tiles(128, 64, 8, 2), Tiles(64, 128, 8, 2)),
-    256: TileSet(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 1), Tiles(32, 64, 8, 1)),
+    128: TileSet(Tiles(128, 128, 8, 2), Tiles(128, 64, 8, 2), Tiles(32, 128, 8, 3)),
+    256: TileSet(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(32, 64, 8, 2)),
 }
 
 
 def tile_set(device: Device, dtype: np.dtype, head_dim: int) -> TileSet:
-    """Tiles for operands of `dtype` on a device; the interpreter's where that is no NVIDIA GPU."""
+    """Tiles for operands of `dtype` on a device; the interpreter's where that is no NVIDIA GPU.
+
+    Raises:
+        NotImplementedError: heads wider than the kernels go.
+    """
+    if head_dim > MAX_HEAD_DIM:
+        raise NotImplementedError(f"head_dim={head_dim}: the Triton kernels go up to {MAX_HEAD_DIM}; use 'xla'")
     if device.platform != "gpu" or device.compute_capability is None:
         return INTERPRETED
     if dtype == jnp.float32:

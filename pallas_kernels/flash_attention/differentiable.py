@@ -22,16 +22,16 @@ class Passes(NamedTuple):
     Attributes:
         name: "triton", "triton-interpret" or "xla".
         spec: what to compute.
-        tiles: of the Triton kernels.
+        tiles: of the Triton kernels; None for "xla".
     """
 
     name: str
     spec: AttentionSpec
-    tiles: TileSet
+    tiles: TileSet | None
 
     def forward(self, q: jax.Array, k: jax.Array, v: jax.Array, masks: Masks, *, with_lse: bool) -> Any:
         """``(out, lse or None)``."""
-        if self.name == "xla":
+        if self.tiles is None:
             out, lse = flash_attention_xla(q, k, v, masks, self.spec)
             return out, lse if with_lse else None
         tiles = self.tiles.forward.fitted(q.shape[1], k.shape[1])
@@ -50,7 +50,7 @@ class Passes(NamedTuple):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """``(dq, dk, dv)``."""
         operands = (q, k, v, masks, lse, delta, grad, self.spec)
-        if self.name == "xla":
+        if self.tiles is None:
             return flash_attention_xla_backward(*operands)
         interpret = self.name == "triton-interpret"
         dq_tiles = self.tiles.dq.fitted(q.shape[1], k.shape[1])
@@ -62,8 +62,13 @@ class Passes(NamedTuple):
 def attend(
     name: str, spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, masks: Masks, *, with_lse: bool
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Runs an implementation so that `jax.grad` and `jax.vmap` work on it."""
-    passes = Passes(name, spec, tile_set(current_device(), q.dtype, q.shape[-1]))
+    """Runs an implementation so that `jax.grad` and `jax.vmap` work on it.
+
+    Raises:
+        NotImplementedError: what the kernel cannot do.
+    """
+    tiles = None if name == "xla" else tile_set(current_device(), q.dtype, q.shape[-1])
+    passes = Passes(name, spec, tiles)
     return _attend(passes, with_lse, q, k, v, masks)
 
 

@@ -45,9 +45,7 @@ def flash_attn_func(
         ValueError: arguments that do not fit together.
     """
     if dropout_p != 0.0:
-        raise NotImplementedError(
-            f"dropout_p={dropout_p} is not supported: pass 0.0, and regularise the output or the residual stream instead"
-        )
+        raise NotImplementedError(f"dropout_p={dropout_p} is not supported: pass 0.0 and drop out the result instead")
     if len(window_size) != 2 or min(window_size) < -1:
         raise ValueError(f"window_size={window_size} must be (left, right) from 0 up, -1 for no limit")
     if softcap < 0:
@@ -55,12 +53,10 @@ def flash_attn_func(
     del deterministic
     check_operands(q, k, v)
     window = tuple(None if side == -1 else side for side in window_size)
-    spec = make_spec(
-        q, causal=causal, window=(window[0], window[1]), softcap=softcap or None, scale=softmax_scale
-    )
+    spec = make_spec(q, causal=causal, window=(window[0], window[1]), softcap=softcap or None, scale=softmax_scale)
     masks = Masks(slopes=_slopes(q, alibi_slopes))
     out, lse = run(q, k, v, masks, spec, with_lse=return_attn_probs, implementation=None)
-    return (out, lse, None) if return_attn_probs and lse is not None else out
+    return out if lse is None else (out, lse, None)
 
 
 def _slopes(q: jax.Array, alibi_slopes: jax.Array | None) -> jax.Array | None:

@@ -1,4 +1,4 @@
-"""From products of queries and keys to logits in base 2, and back; the same arithmetic in every tile of every kernel."""
+"""From products of queries and keys to logits in base 2: the same arithmetic in the tiles of every kernel."""
 
 import math
 from typing import NamedTuple

@@ -20,10 +20,10 @@ def flash_attention_reference(
     )  # [B, S, N, H]
 
     position = jnp.arange(num_queries)[:, None] + num_keys - num_queries
-    segments = [None, None]
+    visible = sees(spec, position, key, length[:, None, None])
     if masks.q_segments is not None and masks.kv_segments is not None:
-        segments = [masks.q_segments[:, :, None], masks.kv_segments[:, None, :]]
-    visible = sees(spec, position, key, length[:, None, None], *segments)[:, None]  # [B, 1, T, S]
+        visible = visible & (masks.q_segments[:, :, None] == masks.kv_segments[:, None, :])
+    visible = visible[:, None]  # [B, 1, T, S]
 
     highest = jax.lax.Precision.HIGHEST
     logits = jnp.einsum("btnh,bsnh->bnts", q.astype(jnp.float32), keys, precision=highest) * spec.scale

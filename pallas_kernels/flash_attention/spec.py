@@ -37,6 +37,11 @@ class Masks(NamedTuple):
     kv_lengths: jax.Array | None = None
     slopes: jax.Array | None = None
 
+    @property
+    def everywhere(self) -> bool:
+        """Whether no tile of logits is as simple as a product, so that one loop with all masks is as good as three."""
+        return self.q_segments is not None or self.slopes is not None
+
 
 class Span(NamedTuple):
     """Positions ``start .. stop - 1`` hold all that a tile sees, or is seen by; all of ``full_start .. full_stop - 1``
@@ -79,8 +84,9 @@ def queries_of(
     if spec.left is not None:
         stop = jnp.clip(last + spec.left + 1 - offset, 0, num_queries)
         full_stop = jnp.clip(first + spec.left + 1 - offset, 0, num_queries)
-    stop = jnp.where(first < kv_length, stop, 0)
-    full_stop = jnp.where(last < kv_length, full_stop, 0)
+    # By products: Pallas takes the literal of a scalar `where` for a boolean.
+    stop = stop * jnp.asarray(first < kv_length, jnp.int32)
+    full_stop = full_stop * jnp.asarray(last < kv_length, jnp.int32)
     return Span(start, stop, full_start, full_stop)
 
 

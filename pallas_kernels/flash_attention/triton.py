@@ -39,7 +39,7 @@ def flash_attention_triton(
     Args:
         q, k, v, masks, spec: checked by `flash_attention`.
         with_lse: whether to write the log-sum-exp.
-        tiles: see `config.forward_tiles`.
+        tiles: see `config.tile_set`.
         interpret: run in Pallas' interpreter.
 
     Returns:
@@ -104,8 +104,8 @@ def _forward_kernel(
         kv_segments = None
         if masks.kv_segments is not None:
             kv_segments = keys.load_vector(masks.kv_segments.at[window])[None, :]
-        positions = (queries.index + sizes.offset)[:, None]
-        pairs = Pairs(positions, keys.index[None, :], kv_length, q_segments, kv_segments, slope)
+        positions = (queries.rows + sizes.offset)[:, None]
+        pairs = Pairs(positions, keys.rows[None, :], kv_length, q_segments, kv_segments, slope)
         k = keys.load(k_ref.at[window, :], sizes.head_dim, whole=not masked)
         logits, factor, _ = pairs.logits(spec, dot(q, k, (1, 1), interpret=interpret))
         if masked:
@@ -128,7 +128,7 @@ def _forward_kernel(
         tiles.keys,
         visit,
         carry,
-        all_masked=masks.q_segments is not None,
+        all_masked=masks.everywhere,
         masked_head=spec.left is not None,
         masked_tail=spec.right is not None or masks.kv_lengths is not None or sizes.num_keys % tiles.keys != 0,
     )

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.flash_attention.blocks import Pairs, Place, Sizes, Tile, dot, mask_specs, place_of, walk
 from pallas_kernels.flash_attention.config import Tiles
@@ -41,7 +40,7 @@ def query_gradient_triton(
         lse: float32[B, N, T], its log-sum-exp.
         delta: float32[B, N, T], what the softmax takes off each logit's gradient.
         grad: [B, T, N, H], of the output.
-        tiles: see `config.query_gradient_tiles`.
+        tiles: see `config.tile_set`.
         interpret: run in Pallas' interpreter.
     """
     sizes = Sizes.of(q, k)
@@ -86,7 +85,7 @@ def key_value_gradients_triton(
     tiles: Tiles,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """dk and dv, ``[B, S, K, H]``; arguments as of `query_gradient_triton`, tiles of `config.key_value_gradient_tiles`."""
+    """dk and dv, ``[B, S, K, H]``; arguments as of `query_gradient_triton`."""
     sizes = Sizes.of(q, k)
     num_tiles = pl.cdiv(sizes.num_keys, tiles.keys)
     place = place_of(num_tiles, sizes.num_kv_heads, last_first=False)
@@ -151,8 +150,8 @@ def _query_kernel(
         kv_segments = None
         if masks.kv_segments is not None:
             kv_segments = keys.load_vector(masks.kv_segments.at[window])[None, :]
-        positions = (queries.index + sizes.offset)[:, None]
-        pairs = Pairs(positions, keys.index[None, :], kv_length, q_segments, kv_segments, slope)
+        positions = (queries.rows + sizes.offset)[:, None]
+        pairs = Pairs(positions, keys.rows[None, :], kv_length, q_segments, kv_segments, slope)
         k = keys.load(k_ref.at[window, :], sizes.head_dim, whole=not masked)
         v = keys.load(v_ref.at[window, :], sizes.head_dim, whole=not masked)
         weights, cap_slope = _weights(pairs, spec, dot(q, k, (1, 1), interpret=interpret), lse, masked=masked)
@@ -167,7 +166,7 @@ def _query_kernel(
         tiles.keys,
         visit,
         jnp.zeros((tiles.queries, sizes.lanes), jnp.float32),
-        all_masked=masks.q_segments is not None,
+        all_masked=masks.everywhere,
         masked_head=spec.left is not None,
         masked_tail=spec.right is not None or masks.kv_lengths is not None or sizes.num_keys % tiles.keys != 0,
     )
@@ -198,7 +197,7 @@ def _key_value_kernel(
     kv_segments = None if masks.kv_segments is None else keys.load_vector(masks.kv_segments)[:, None]
     k, v = keys.load(k_ref, sizes.head_dim), keys.load(v_ref, sizes.head_dim)
 
-    def visit(index: jax.Array, carry: Any, *, masked: bool, member: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+    def visit(index: jax.Array, carry: Any, *, masked: bool, member: jax.Array) -> tuple[jax.Array, jax.Array]:
         dk, dv = carry
         window = pl.ds(index * tiles.queries, tiles.queries)
         queries = Tile(index * tiles.queries + jnp.arange(tiles.queries), sizes.num_queries)
@@ -206,8 +205,8 @@ def _key_value_kernel(
         if masks.q_segments is not None:
             q_segments = queries.load_vector(masks.q_segments.at[window])[None, :]
         slope = None if masks.slopes is None else masks.slopes[row, kv_head * sizes.group + member]
-        positions = (queries.index + sizes.offset)[None, :]
-        pairs = Pairs(positions, keys.index[:, None], kv_length, q_segments, kv_segments, slope)
+        positions = (queries.rows + sizes.offset)[None, :]
+        pairs = Pairs(positions, keys.rows[:, None], kv_length, q_segments, kv_segments, slope)
         q = queries.load(q_ref.at[window, member, :], sizes.head_dim, whole=not masked)
         grad = queries.load(grad_ref.at[window, member, :], sizes.head_dim, whole=not masked)
         lse = queries.load_vector(lse_ref.at[member, window])[None, :]
@@ -222,20 +221,20 @@ def _key_value_kernel(
     span = queries_of(spec, first, first + tiles.keys - 1, kv_length, sizes.num_queries, sizes.offset)
     cut_keys = masks.kv_lengths is not None or sizes.num_keys % tiles.keys != 0
 
-    def visit_head(member: jax.Array | int, carry: Any) -> Any:
+    def visit_head(member: jax.Array, carry: Any) -> Any:
         return walk(
             span,
             tiles.queries,
             partial(visit, member=member),
             carry,
-            all_masked=masks.q_segments is not None,
+            all_masked=masks.everywhere,
             masked_head=spec.right is not None,
             masked_tail=spec.left is not None or cut_keys or sizes.num_queries % tiles.queries != 0,
         )
 
     zeros = jnp.zeros((tiles.keys, sizes.lanes), jnp.float32)
-    dk, dv = lax.fori_loop(0, sizes.group, visit_head, (zeros, zeros)) if sizes.group > 1 else visit_head(0, (zeros, zeros))
-    written = Tile(keys.index, sizes.num_keys)
+    dk, dv = lax.fori_loop(0, sizes.group, visit_head, (zeros, zeros))
+    written = Tile(keys.rows, sizes.num_keys)
     written.store(dk_ref, dk * spec.scale, sizes.head_dim)
     written.store(dv_ref, dv, sizes.head_dim)
 

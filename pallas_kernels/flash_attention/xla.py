@@ -78,7 +78,7 @@ class _Call(NamedTuple):
         tile = keys.of(array)
         if self.masks.kv_lengths is None:
             return tile
-        return jnp.where((keys.index < self.masks.kv_lengths[:, None])[:, :, None, None], tile, 0)
+        return jnp.where((keys.rows < self.masks.kv_lengths[:, None])[:, :, None, None], tile, 0)
 
     def span(self, queries: "_Tile") -> Span:
         """Keys that any row's queries see."""
@@ -88,16 +88,16 @@ class _Call(NamedTuple):
 
     def logits(self, q: jax.Array, k: jax.Array, queries: "_Tile", keys: "_Tile") -> tuple[Logits, jax.Array]:
         """Logits of a tile and which of them count, both of or broadcastable to ``[B, K, G * tile, keys]``."""
-        masks, position = self.masks, (queries.index + self.offset)[:, None]
+        masks, position = self.masks, (queries.rows + self.offset)[:, None]
         bias = None
         if masks.slopes is not None:
-            bias = alibi_bias(masks.slopes[:, :, None, None], position, keys.index)
+            bias = alibi_bias(masks.slopes[:, :, None, None], position, keys.rows)
             bias = bias.reshape(bias.shape[0], self.k.shape[2], -1, self.kv_tile)
         logits = base2_logits(self.spec, _einsum("bkmh,bskh->bkms", q, k), bias)
         q_segments = None if masks.q_segments is None else queries.of(masks.q_segments)[:, :, None]
         kv_segments = None if masks.kv_segments is None else keys.of(masks.kv_segments)[:, None, :]
         lengths = jnp.full(1, self.k.shape[1]) if masks.kv_lengths is None else masks.kv_lengths
-        visible = sees(self.spec, position, keys.index, lengths[:, None, None], q_segments, kv_segments)
+        visible = sees(self.spec, position, keys.rows, lengths[:, None, None], q_segments, kv_segments)
         visible = visible & queries.fresh[:, None] & keys.fresh
         return logits, jnp.tile(visible, (1, self.group, 1))[:, None]
 
@@ -107,14 +107,14 @@ class _Tile(NamedTuple):
 
     start: jax.Array
     size: int
-    index: jax.Array
+    rows: jax.Array
     fresh: jax.Array
 
     @classmethod
     def at(cls, number: jax.Array, size: int, length: int) -> "_Tile":
         start = jnp.minimum(number * size, length - size)
-        index = start + jnp.arange(size)
-        return cls(start, size, index, index >= number * size)
+        rows = start + jnp.arange(size)
+        return cls(start, size, rows, rows >= number * size)
 
     def of(self, array: jax.Array) -> jax.Array:
         return lax.dynamic_slice_in_dim(array, self.start, self.size, axis=1)
