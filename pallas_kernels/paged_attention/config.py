@@ -1,14 +1,13 @@
 """Tile sizes and split policy of the Triton kernel, by device and shape."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
 
 from pallas_kernels.dispatch import Device
 from pallas_kernels.kv_format import format_of
+from pallas_kernels.paged_attention import measured
 from pallas_kernels.paged_attention.split_plan import ListPolicy, SplitPolicy
 
 
@@ -32,10 +31,6 @@ class TileConfig:
     edges: bool
 
 
-TABLE: Mapping[tuple[str, int, int, str], TileConfig] = MappingProxyType({})
-"""Measured: by device kind, rows of a tile, head dim and dtype of the pages. What is missing is chosen by `_heuristic`.
-`scripts/tune_kernels.py` makes the entries."""
-
 AMPLE_SHARED_MEMORY = ((8, 0), (9, 0), (10, 0))
 """Compute capabilities of data-centre GPUs, with 164 KB and more; the others have 100."""
 
@@ -53,8 +48,8 @@ def tile_config(
         pages_dtype: of the pool.
         tree: whether there is a tree mask, which takes registers.
     """
-    measured = TABLE.get((device.kind, block_m, head_dim, str(jnp.dtype(pages_dtype))))
-    config = measured or _heuristic(device, block_m, head_dim, dtype, pages_dtype)
+    fields = measured.TILES.get((device.kind, block_m, head_dim, str(jnp.dtype(pages_dtype))))
+    config = TileConfig(*fields) if fields else _heuristic(device, block_m, head_dim, dtype, pages_dtype)
     if tree and block_m > 16:
         return replace(config, block_kv=min(config.block_kv, 32), num_warps=8)
     return config
@@ -84,12 +79,14 @@ def split_policy(
 ) -> SplitPolicy:
     """How a step of T tokens in B rows is cut into tiles and pieces.
 
-    Four pieces an SM of short tiles keep a step's last pieces from being much of it. Tiles with many rows have large
-    partial results, and there are many of them where they are many; cutting them serves chunks of few tokens.
+    Four pieces an SM of short tiles, where nothing was measured, keep a step's last pieces from being much of it. Tiles
+    with many rows have large partial results, and there are many of them where they are many; cutting them serves
+    chunks of few tokens.
     """
     on_gpu = device.platform == "gpu"
     sms = device.num_sms if on_gpu else 4
-    short = ListPolicy(16, max(4 * sms // num_kv_heads, 1), 256)
+    pieces, min_piece = measured.PIECES.get(device.kind, (4, 256))
+    short = ListPolicy(16, max(pieces * sms // num_kv_heads, 1), min_piece)
     if num_tokens <= num_rows:
         return SplitPolicy(short, None)
     block_m = _long_block_m(device, sms, num_tokens, num_rows, group, num_kv_heads, head_dim)

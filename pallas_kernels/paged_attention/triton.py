@@ -21,6 +21,9 @@ from pallas_kernels.triton_call import triton_call
 
 MAX_GROUP = 16
 
+SIGNED_LIMIT = 1 << 31
+"""Elements that a signed 32-bit number can count."""
+
 
 def check_triton(
     device: Device, *, num_heads: int, num_kv_heads: int, pages_shape: tuple[int, ...], pages_dtype: Any
@@ -41,11 +44,10 @@ def check_triton(
             f"{num_heads} query heads on {num_kv_heads} KV heads: the Triton kernel takes at most {MAX_GROUP} a KV "
             "head; use implementation='xla'"
         )
-    # Pallas counts elements in 32 bits up to 4 GiB, and Triton takes them for signed.
-    if 1 << 31 < math.prod(pages_shape) <= 1 << 32 and jnp.dtype(pages_dtype).itemsize == 1:
+    if _is_paired(pages_shape, pages_dtype) and pages_shape[-1] % 2:
         raise NotImplementedError(
-            f"pages{tuple(pages_shape)} of {jnp.dtype(pages_dtype)} take between 2 and 4 GiB, which the Triton kernel "
-            "cannot address in 8-bit elements; use fewer pages or more, or implementation='xla'"
+            f"pages{tuple(pages_shape)} of {jnp.dtype(pages_dtype)}, between 2 and 4 GiB, need an even last axis in "
+            "the Triton kernel; use another number of pages, or implementation='xla'"
         )
 
 
@@ -110,8 +112,10 @@ def paged_attention_triton(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim_of(pages),
         page_size=pages.shape[2],
+        pages_dtype=pages.dtype,
         packed=kv_format is not None and kv_format.packed,
         quantized=kv_format is not None,
+        paired=_is_paired(pages.shape, pages.dtype),
         scale=scale,
         window=window,
         softcap=softcap,
@@ -121,7 +125,7 @@ def paged_attention_triton(
         precision=_precision(q.dtype, interpret),
         interpret=interpret,
     )
-    operands = [q, pages, block_tables]
+    operands = [q, _paired(pages) if spec.paired else pages, block_tables]
     if kv_format is not None:
         assert scales is not None
         operands.append(scales)
@@ -200,3 +204,18 @@ def _precision(dtype: Any, interpret: bool) -> Any:
     if dtype != jnp.float32:
         return lax.Precision.DEFAULT
     return lax.Precision.HIGHEST if interpret else lax.DotAlgorithmPreset.TF32_TF32_F32_X3
+
+
+def _is_paired(pages_shape: tuple[int, ...], pages_dtype: Any) -> bool:
+    """Whether the pool's 8-bit elements must be counted in pairs.
+
+    Pallas counts elements in 32 bits up to 4 GiB, and Triton takes those for signed: from 2^31 on it would read below
+    the pool's beginning.
+    """
+    return jnp.dtype(pages_dtype).itemsize == 1 and SIGNED_LIMIT < math.prod(pages_shape) <= 1 << 32
+
+
+def _paired(pages: jax.Array) -> jax.Array:
+    """int16[P, 2K, S, H / 2]: the same memory."""
+    pairs = pages.reshape(*pages.shape[:-1], pages.shape[-1] // 2, 2)
+    return lax.bitcast_convert_type(pairs, jnp.int16)

@@ -35,8 +35,10 @@ class KernelSpec:
         block_m, block_kv: rows (tokens times heads of the group) and positions of a tile.
         group: query heads of a KV head.
         num_kv_heads, head_dim, page_size: K, H, S.
+        pages_dtype: of the pool.
         packed: two int4 codes a byte.
         quantized: pages have scales.
+        paired: the pool's bytes come as int16 pairs.
         scale, window, softcap: as in `paged_attention`.
         tree: whether there is a tree mask.
         edges: whether tiles at the ends of what is visible have a loop of their own, so that the others need no mask.
@@ -51,8 +53,10 @@ class KernelSpec:
     num_kv_heads: int
     head_dim: int
     page_size: int
+    pages_dtype: Any
     packed: bool
     quantized: bool
+    paired: bool
     scale: float
     window: int | None
     softcap: float | None
@@ -235,12 +239,17 @@ def _step(
 
 def _load_rows(spec: KernelSpec, ref: Any, pages: jax.Array, head_row: jax.Array, offsets: jax.Array) -> jax.Array:
     """Keys or values of the positions as they are stored: [block_kv, channels], or half as many bytes of int4."""
+    per_element = (2 if spec.packed else 1) * (2 if spec.paired else 1)
     if spec.channels == spec.head_dim:
-        return ref[pages, head_row, offsets]
-    pair = 2 if spec.packed else 1
-    channels = jnp.arange(spec.channels // pair)[None, :]
-    mask = jnp.broadcast_to(channels < spec.head_dim // pair, (spec.block_kv, spec.channels // pair))
-    return plt.load(ref.at[pages[:, None], head_row, offsets[:, None], channels], mask=mask, other=0)
+        rows = ref[pages, head_row, offsets]
+    else:
+        elements = jnp.arange(spec.channels // per_element)[None, :]
+        mask = jnp.broadcast_to(elements < spec.head_dim // per_element, (spec.block_kv, spec.channels // per_element))
+        rows = plt.load(ref.at[pages[:, None], head_row, offsets[:, None], elements], mask=mask, other=0)
+    if not spec.paired:
+        return rows
+    pair = (rows.astype(jnp.int8), lax.shift_right_logical(rows, jnp.int16(8)).astype(jnp.int8))
+    return lax.bitcast_convert_type(jnp.stack(pair, axis=2).reshape(spec.block_kv, -1), spec.pages_dtype)
 
 
 def _decoded(spec: KernelSpec, rows: jax.Array, dtype: Any, in_registers: bool = False) -> jax.Array:
