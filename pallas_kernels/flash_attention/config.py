@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.dispatch import Device
+from pallas_kernels.flash_attention import measured
 
 MAX_HEAD_DIM = 256
 
@@ -78,7 +79,10 @@ def tile_set(device: Device, dtype: np.dtype, head_dim: int) -> TileSet:
         return FLOAT32
     # Consumer GPUs have 99 KiB of shared memory a program, sm80 163, sm90 and sm100 227.
     table = {(8, 0): SM80, (9, 0): SM90, (10, 0): SM90}.get(device.compute_capability, SM86)
-    return table[max(64, _covering(head_dim))]
+    lanes = max(64, _covering(head_dim))
+    key = (device.kind, lanes)
+    tables = (measured.FORWARD, measured.DQ, measured.DKV)
+    return TileSet(*(Tiles(*found.get(key, tiles)) for found, tiles in zip(tables, table[lanes], strict=True)))
 
 
 def _covering(size: int) -> int:
