@@ -107,22 +107,22 @@ def _visible(flash: Flash) -> np.ndarray:
 def _expected(flash: Flash) -> references.FlashResult:
     q, k, v, g, *_ = (None if x is None else x.astype(np.float64) for x in _inputs(flash))
     masking = references.Masking(flash.head_dim**-0.5, softcap=flash.softcap)
-    return references.flash_attention(q, k, v, g, _visible(flash), masking)  # type: ignore[arg-type]
+    return references.flash_attention(q, k, v, g, _visible(flash), masking)
 
 
 def _call(flash: Flash, implementation: str, return_lse: bool) -> Any:
-    options = {"causal": flash.causal, "window": flash.window, "softcap": flash.softcap}
-
     def run(q: jax.Array, k: jax.Array, v: jax.Array, segments: Any, lengths: Any) -> Any:
         return flash_attention(
             q,
             k,
             v,
+            causal=flash.causal,
+            window=flash.window,
+            softcap=flash.softcap,
             segment_ids=segments,
             kv_lengths=lengths,
             return_lse=return_lse,
             implementation=implementation,
-            **options,
         )
 
     return run

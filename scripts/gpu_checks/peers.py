@@ -17,7 +17,6 @@ from scripts.gpu_checks.paged_decode import Decode
 from scripts.gpu_checks.pools import SEED, random_tables, random_values
 from scripts.gpu_checks.prefill import Prefill
 from scripts.gpu_checks.session import Session
-from scripts.gpu_checks.timing import time_chain
 
 DECODES = ((64, 8192), (1, 8192), (16, 1024))
 
@@ -120,13 +119,11 @@ def _run_paged(decode: Decode, session: Session, programs: Sequence[Compiled]) -
     q, keys, values = make(jnp.int32(2))
     tables = random_tables(np.random.default_rng(5), decode.table_sets, decode.rows, decode.width)
     fixed = (keys, values, jnp.asarray(tables), jnp.asarray(decode.contexts))
-    timing, _ = time_chain(
+    timing = session.time(
         lambda query: run(query, *fixed),
         q,
         operations=2 if session.options.rehearse else decode.calls,
-        samples=session.samples,
         sample_seconds=paged_decode.SAMPLE_SECONDS,
-        rehearse=session.options.rehearse,
     )
     rates = session.share_of_bandwidth(decode.call_bytes, timing.seconds)
     return timing.values(session.options.claims_times) | rates

@@ -109,6 +109,7 @@ _MEASURED: list[tuple[str, Column]] = [
     ("tflop_per_s", ("TFLOP/s", _number("tflop_per_s", "{:.0f}"))),
     ("tokens_per_s", ("tok/s", _number("tokens_per_s", "{:.0f}"))),
     ("error", ("relative error", _number("error", "{:.1e}"))),
+    ("kernel_calls", ("calls of our kernels", _number("kernel_calls", "{}"))),
     ("temp_mib", ("temp MiB", _number("temp_mib", "{}"))),
     ("compile_s", ("compile s", _number("compile_s", "{:.1f}"))),
 ]
