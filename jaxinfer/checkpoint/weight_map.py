@@ -47,7 +47,7 @@ def place_weights(
         )
     pairwise = style == "gguf" and family.gguf_pairwise_rotary
     placements, missing, misshapen = [], [], []
-    for name, leaf, weight in _expected(family, config, style):
+    for name, leaf, weight in expected_weights(family, config, style):
         shape, tensor = weight.tensor_shape(config), tensors.get(name)
         if tensor is None or not tensor.size:
             missing.append(f"{name} {list(shape)}")
@@ -77,7 +77,7 @@ def embedding_name(family: Family, style: NameStyle) -> str:
     return next(getattr(weight, style) for weight in family.weights if weight.leaf == "embed/embedding")
 
 
-def _expected(family: Family, config: ModelConfig, style: NameStyle) -> list[tuple[str, str, Weight]]:
+def expected_weights(family: Family, config: ModelConfig, style: NameStyle) -> list[tuple[str, str, Weight]]:
     """Tensor name, leaf path and table line of every weight of the model."""
     expected = []
     for weight in family.weights:
@@ -91,7 +91,7 @@ def _expected(family: Family, config: ModelConfig, style: NameStyle) -> list[tup
 def _refuse_unexpected(
     family: Family, config: ModelConfig, tensors: Mapping[str, Tensor], style: NameStyle, source: Path
 ) -> None:
-    known = {name for name, _, _ in _expected(family, config, style)}
+    known = {name for name, _, _ in expected_weights(family, config, style)}
     if config.tie_word_embeddings:
         known.add(head_name(family, style))
     unexpected = [
