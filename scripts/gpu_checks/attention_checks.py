@@ -14,7 +14,7 @@ from pallas_kernels.paged_attention import make_work_list, paged_attention
 from pallas_kernels.paged_attention.cases import AttentionShape, pairwise_shapes
 from scripts.gpu_checks import references
 from scripts.gpu_checks.check import Check, Ratios
-from scripts.gpu_checks.tolerance import attention_tolerance, relative_error
+from scripts.gpu_checks.tolerance import attention_tolerance, relative_error, worst_row_error
 
 Rows = tuple[tuple[int, int], ...]
 """(cached, new) positions of each row."""
@@ -153,21 +153,15 @@ def _check(paged: Paged, implementation: str) -> Check:
     def judge(out: Any) -> Ratios:
         expected = _expected(paged, q.astype(np.float64), tables, pages, scales, tree_mask)
         owned = int(paged.query_start[-1])
-        error = relative_error(out[:owned].astype(np.float64), expected[:owned])
-        worst = _worst_token(out[:owned].astype(np.float64), expected[:owned])
+        pair, tolerance = (out[:owned].astype(np.float64), expected[:owned]), attention_tolerance(paged.dtype)
         return {
-            "out": error / attention_tolerance(paged.dtype),
-            "worst token": worst / (2 * attention_tolerance(paged.dtype)),
+            "out": relative_error(*pair) / tolerance,
+            "worst row": worst_row_error(*pair) / (2 * tolerance),
             "padding": 0.0 if not out[owned:].any() else float("inf"),
         }
 
     args = (q, pages, tables, paged.query_start, paged.contexts, scales, tree_mask)
     return Check(f"paged_attention {paged.name}", paged.kernel, run, args, judge)
-
-
-def _worst_token(actual: np.ndarray, expected: np.ndarray) -> float:
-    """The largest `relative_error` of a token: one wrong row among hundreds is lost in the norm of all."""
-    return max((relative_error(*pair) for pair in zip(actual, expected, strict=True)), default=0.0)
 
 
 def _pool(paged: Paged, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
