@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-TILES: Mapping[tuple[str, int, int, str], tuple[int, int, int, bool]] = MappingProxyType({})
+TILES: Mapping[tuple[str, int, int, str], tuple[int, int, int, int, bool]] = MappingProxyType({})
 """By device kind, rows of a tile, head dim and dtype of the pages: the fields of a `TileConfig`."""
 
 PIECES: Mapping[str, tuple[int, int]] = MappingProxyType({})

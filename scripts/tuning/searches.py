@@ -10,6 +10,7 @@ from typing import Any
 
 from pallas_kernels.flash_attention import measured as flash_tables
 from pallas_kernels.paged_attention import measured as paged_tables
+from pallas_kernels.paged_attention.split_plan import PART
 from scripts.gpu_checks import paged_decode, prefill
 from scripts.gpu_checks.case import Case
 from scripts.gpu_checks.paged_decode import Decode
@@ -69,7 +70,7 @@ def _grid(session: Session, *axes: tuple[Any, ...]) -> tuple[tuple[Any, ...], ..
 
 def _decode(session: Session, kind: str, head_dim: int) -> list[Search]:
     """Tiles of one matrix instruction's height, for every format of the pages."""
-    candidates = _grid(session, (64, 32, 128), (4, 2, 8), (5, 3, 4, 7), (False,))
+    candidates = _grid(session, (16,), (64, 32, 128), (4, 2, 8), (5, 3, 4, 7), (False,))
 
     def search(kv: str) -> Search:
         decode = _shape(session, Decode(64, 8192, kv=kv, head_dim=head_dim))
@@ -100,7 +101,7 @@ def _prefill(session: Session, kind: str, head_dim: int) -> list[Search]:
     """Tiles of many rows, in bfloat16."""
     shape = prefill.REHEARSAL[0] if session.options.rehearse else Prefill(2, 8192, head_dim=head_dim)
     rows = 64 if session.options.rehearse or head_dim > 128 else 128
-    candidates = _grid(session, (64, 32, 128), (4, 8), (3, 4, 5), (True, False))
+    candidates = _grid(session, tuple(sorted({rows, PART})), (64, 32, 128), (4, 8), (3, 4, 5), (True, False))
     key = (kind, rows, shape.head_dim, "bfloat16")
     cases = lambda: [prefill.paged_case(session, shape)]  # noqa: E731
     return [Search(f"prefill H{head_dim}", paged_tables, "TILES", key, candidates, cases)]
