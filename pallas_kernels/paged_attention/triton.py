@@ -21,14 +21,29 @@ from pallas_kernels.triton_call import triton_call
 
 MAX_GROUP = 16
 
+HOPPER = ((9, 0), (10, 0))
+"""Compute capabilities with 227 KB of shared memory."""
+
 SIGNED_LIMIT = 1 << 31
 """Elements that a signed 32-bit number can count."""
 
 
 def check_triton(
-    device: Device, *, num_heads: int, num_kv_heads: int, pages_shape: tuple[int, ...], pages_dtype: Any
+    device: Device,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    pages_shape: tuple[int, ...],
+    pages_dtype: Any,
+    dtype: Any = None,
 ) -> None:
     """Tells what the kernel cannot do.
+
+    Args:
+        device: what is compiled for.
+        num_heads, num_kv_heads: N, K.
+        pages_shape, pages_dtype: of the pool.
+        dtype: of the queries, if it is known.
 
     Raises:
         NotImplementedError: what it is, and what to use instead.
@@ -43,6 +58,12 @@ def check_triton(
         raise NotImplementedError(
             f"{num_heads} query heads on {num_kv_heads} KV heads: the Triton kernel takes at most {MAX_GROUP} a KV "
             "head; use implementation='xla'"
+        )
+    head_dim = head_dim_of(jax.ShapeDtypeStruct(pages_shape, pages_dtype))
+    if jnp.float32 in (dtype, pages_dtype) and head_dim > 128 and device.compute_capability not in HOPPER:
+        raise NotImplementedError(
+            f"float32 with head_dim={head_dim} takes more shared memory than {device.kind} has; use bfloat16 or "
+            "float16, or implementation='xla'"
         )
     if _is_paired(pages_shape, pages_dtype) and pages_shape[-1] % 2:
         raise NotImplementedError(
@@ -103,10 +124,12 @@ def paged_attention_triton(
             num_kv_heads=num_kv_heads,
             pages_shape=pages.shape,
             pages_dtype=pages.dtype,
+            dtype=q.dtype,
         )
     kv_format = format_of(pages.dtype)
     spec = KernelSpec(
         block_m=0,
+        parts=1,
         block_kv=0,
         group=num_heads // num_kv_heads,
         num_kv_heads=num_kv_heads,
@@ -157,7 +180,8 @@ def _attend(
     interpret: bool,
 ) -> tuple[jax.Array, ...]:
     """One list of tiles: (out, partial results, their log-sum-exps), written into `carried` where there is one."""
-    spec = spec.for_tiles(tiles.block_m, config.block_kv, config.edges, len(carried))
+    parts = tiles.block_m // config.block_m
+    spec = spec.for_tiles(config.block_m, parts, config.block_kv, config.edges, len(carried))
     q = operands[0]
     results = (
         jax.ShapeDtypeStruct(q.shape, q.dtype),
@@ -169,7 +193,7 @@ def _attend(
         functools.partial(attend_kernel, spec),
         name=f"paged_attention_{name}",
         out_shape=results,
-        grid=(tiles.items.shape[0] * spec.num_kv_heads,),
+        grid=(tiles.items.shape[0] * parts * spec.num_kv_heads,),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         interpret=interpret,
@@ -186,7 +210,7 @@ def _merge(spec: KernelSpec, plan: SplitPlan, carried: tuple[jax.Array, ...], in
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         channels=spec.channels,
-        block=16,
+        block=32,
     )
     return triton_call(
         functools.partial(merge_kernel, merge),
