@@ -33,8 +33,8 @@ class DecoderLayer(nn.Module):
         normed = RMSNorm(c.rms_norm_eps, self.param_dtype, name="attn_norm")(x)
         mixed, cache = SelfAttention(c, self.param_dtype, self.sum_over, name="attn")(normed, angles, attend, cache)
         x = x + mixed
-        normed = RMSNorm(c.rms_norm_eps, self.param_dtype, name="mlp_norm")(x)
-        return x + GatedMLP(c, self.param_dtype, self.sum_over, name="mlp")(normed), cache
+        norm = RMSNorm(c.rms_norm_eps, self.param_dtype, name="mlp_norm")
+        return x + GatedMLP(c, self.param_dtype, self.sum_over, name="mlp")(x, norm), cache
 
 
 @partial(jax.jit, static_argnums=0)
