@@ -26,9 +26,20 @@ def inverse_frequencies(config: ModelConfig) -> np.ndarray:
 
 
 def rotation(config: ModelConfig, positions: jax.Array) -> Rotation:
-    """Angles of ``positions[T]`` (int32), kept in float32 at every model dtype."""
-    angles = positions.astype(jnp.float32)[:, None] * inverse_frequencies(config)[None, :]
-    return Rotation(jnp.cos(angles), jnp.sin(angles))
+    """Angles of ``positions[T]`` (int32, not negative), kept in float32 at every model dtype."""
+
+    def compute() -> Rotation:
+        angles = positions.astype(jnp.float32)[:, None] * inverse_frequencies(config)[None, :]
+        return Rotation(jnp.cos(angles), jnp.sin(angles))
+
+    def compute_once() -> Rotation:
+        # XLA's CPU backend would compute them anew in every layer and for every head: it fuses them into their users,
+        # past a barrier too, but not out of a branch.
+        zeros = jnp.zeros((positions.shape[0], config.head_dim // 2), jnp.float32)
+        return jax.lax.cond(positions[0] >= 0, compute, lambda: Rotation(zeros, zeros))
+
+    rotation: Rotation = jax.lax.platform_dependent(cpu=compute_once, default=compute)
+    return rotation
 
 
 def rotate(x: jax.Array, angles: Rotation) -> jax.Array:
