@@ -61,12 +61,12 @@ def chosen_implementation(x: Any, weights: Any, activation: str, implementation:
     name = choose(
         OP,
         implementation,
-        check=partial(check_triton, x, weights),
+        check=partial(check_triton, x, weights, activation),
         self_check=_self_check,
         case=(str(x.dtype), activation),
     )
     if implementation is not None and name.startswith("triton"):
-        check_triton(x, weights, None)
+        check_triton(x, weights, activation, None)
     return name
 
 

@@ -15,7 +15,7 @@ from pallas_kernels.gated_matmul.reference import ACTIVATIONS, norm_gated_matmul
 from pallas_kernels.triton_call import triton_call
 
 
-def check_triton(x: Any, weights: Any, device: Device | None) -> None:
+def check_triton(x: Any, weights: Any, activation: str, device: Device | None) -> None:
     """Tells what the kernel cannot do.
 
     Raises:
@@ -25,6 +25,8 @@ def check_triton(x: Any, weights: Any, device: Device | None) -> None:
     if x.dtype != jnp.bfloat16 or weights.dtype != x.dtype:
         # Float32 products would leave the tensor cores, and x times its scale can overflow float16.
         raise NotImplementedError(f"x of {x.dtype} and weights of {weights.dtype} must be bfloat16; use 'xla'")
+    if activation == "gelu":
+        raise NotImplementedError("activation='gelu': Pallas-Triton has no error function; use 'xla' or 'gelu_tanh'")
     if x.shape[0] > MAX_TOKENS:
         raise NotImplementedError(f"{x.shape[0]} tokens: the kernel is for at most {MAX_TOKENS}; use 'xla'")
     if x.shape[1] % BLOCK_IN or weights.shape[1] % BLOCK_OUT:

@@ -14,6 +14,7 @@ from jaxinfer.planning.deviceless import DevicelessReport, compile_for, gpu_targ
 from pallas_kernels.block_copy import block_copy
 from pallas_kernels.flash_attention import flash_attention
 from pallas_kernels.flash_attention.cases import CASES, FlashCase
+from pallas_kernels.gated_matmul import norm_gated_matmul
 from pallas_kernels.kv_format import FORMATS, format_of
 from pallas_kernels.kv_write import kv_write, rope_kv_write
 from pallas_kernels.paged_attention import make_work_list, paged_attention
@@ -51,7 +52,7 @@ class KernelCase:
 
 def kernel_cases() -> Mapping[tuple[str, str], KernelCase]:
     """All cases by operation and name."""
-    cases = [*_paged_cases(), *_flash_cases(), *_write_cases()]
+    cases = [*_paged_cases(), *_flash_cases(), *_write_cases(), *_gated_cases()]
     return {(case.op, case.name): case for case in cases}
 
 
@@ -133,6 +134,21 @@ def _writes(name: str, heads: int, group: int, width: int, queries: str, dtype: 
         KernelCase(op, name, partial(_in_pool, function), (operands, (pages, scales), index, index), donated=(1,))
         for op, function, operands in operations
     ]
+
+
+def _gated_cases() -> list[KernelCase]:
+    sizes = {"llama-3-8b": (4096, 14336), "llama-3-70b": (8192, 28672), "qwen2.5-0.5b": (896, 4864)}
+    cases = []
+    for name, (channels, gates) in sizes.items():
+        for tokens in (1, 32, 64):
+            x = jax.ShapeDtypeStruct((tokens, channels), jnp.bfloat16)
+            scale = jax.ShapeDtypeStruct((channels,), jnp.bfloat16)
+            weights = jax.ShapeDtypeStruct((2, gates, channels), jnp.bfloat16)
+            for activation in ("silu", "gelu_tanh", "relu") if tokens == 32 else ("silu",):
+                function = partial(norm_gated_matmul, epsilon=1e-5, activation=activation)
+                label = f"{name}, {tokens} tokens, {activation}"
+                cases.append(KernelCase("norm_gated_matmul", label, function, (x, scale, weights)))
+    return cases
 
 
 def _in_pool(function: Callable[..., Any], operands: tuple[Any, ...], pool: tuple[Any, Any], *places: Any) -> Any:
