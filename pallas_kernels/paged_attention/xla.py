@@ -154,7 +154,7 @@ def _attend_tiles(step: _Step, rows: jax.Array, tokens: jax.Array, valid: jax.Ar
         best, total, mixed = carry
         page_ids, positions = _locate(tables, begin, index, step.pages_per_chunk, chunk)
         visible = jnp.repeat(sight.sees(positions), groups, axis=1)[:, None]
-        keys, values = _gather(step, page_ids, sight.needs(positions))
+        keys, values = _gather(step, page_ids, sight.needs(positions), sight.last.max(1) >= 0)
         logits = _dot("wkqh,wklh->wkql", q, keys) * step.scale
         if step.softcap is not None:
             logits = step.softcap * jnp.tanh(logits / step.softcap)
@@ -217,11 +217,11 @@ def _dot(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32, precision="highest")
 
 
-def _gather(step: _Step, page_ids: jax.Array, needed: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _gather(step: _Step, page_ids: jax.Array, needed: jax.Array, exists: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Keys and values of ``page_ids[W, C]``, both ``[W, K, C * S, H]``, laid out as the dots want them.
 
     A weight of 0 does not remove a value that is NaN, and what no token may see can be anything: values of positions
-    that are not ``needed[1 or W, C * S]`` are 0.
+    that are not ``needed[1 or W, C * S]`` are 0, except in tiles of which nothing ``exists[W]``.
     """
     width, heads, size = page_ids.shape[0], step.pages.shape[1] // 2, step.pages.shape[2]
     shape = (width, heads, needed.shape[1], step.q.shape[2])
@@ -244,7 +244,7 @@ def _gather(step: _Step, page_ids: jax.Array, needed: jax.Array) -> tuple[jax.Ar
 
     def taken_where_all_are_needed() -> tuple[jax.Array, jax.Array]:
         # Besides saving the mask, this keeps XLA from fusing the gathers with a reshape, which would undo the vectors.
-        return jax.lax.cond(jnp.all(needed), taken, cleared)
+        return jax.lax.cond(jnp.all(needed | ~exists[:, None]), taken, cleared)
 
     keys, values = jax.lax.platform_dependent(cpu=taken_where_all_are_needed, default=cleared)
     return keys.reshape(shape), values.reshape(shape)
