@@ -38,8 +38,9 @@ def exported_config(checkpoint: Checkpoint) -> tuple[Family, HFConfig]:
 
 
 def _candidates(family: Family, config: ModelConfig, own: Mapping[str, Any] | None) -> Iterator[HFConfig]:
-    spelled = {ours: hf for hf, ours in reversed(ACTIVATIONS.items())}
-    written = {**asdict(config), "attention_bias": config.qkv_bias, "hidden_act": spelled[config.hidden_act]}
+    spellings = [hf for hf, ours in ACTIVATIONS.items() if ours == config.hidden_act]
+    spelled = config.hidden_act if config.hidden_act in spellings else spellings[-1]
+    written = {**asdict(config), "attention_bias": config.qkv_bias, "hidden_act": spelled}
     written = {key: value for key, value in written.items() if key in family.config_keys}
     if own is not None and own.get("architectures"):
         yield dict(own)

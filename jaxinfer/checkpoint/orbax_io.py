@@ -92,13 +92,13 @@ def _save(directory: Path, tree: Any, **options: Any) -> None:
 
 def _metadata(directory: Path) -> Any:
     import orbax.checkpoint as ocp
+    from etils import epath
 
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        try:
-            tree = checkpointer.metadata(directory).item_metadata.tree
-        except Exception as error:
-            raise ValueError(f"{directory} is not an Orbax checkpoint of a tree, or is damaged: {error}") from error
-    return tree
+    try:
+        metadata = ocp.PyTreeCheckpointHandler().metadata(epath.Path(directory))
+    except Exception as error:
+        raise ValueError(f"{directory} is not an Orbax checkpoint of a tree, or is damaged: {error}") from error
+    return metadata.tree
 
 
 def _arrays(tree: Any) -> dict[str, jax.ShapeDtypeStruct]:
