@@ -33,7 +33,8 @@ GAIN = 0.98
 def main(argv: Sequence[str] | None = None) -> int:
     """Searches what the command line asks for; returns the exit status."""
     args = parse_args(argv)
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75")
+    if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # its old name; JAX takes one of them
+        os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", "0.75")
     if args.rehearse:
         os.environ["JAX_PLATFORMS"] = "cpu"
     import jax

@@ -129,6 +129,7 @@ def test_the_whole_rehearsal(script: ModuleType, tmp_path: Path) -> None:
         "paged_decode",
         "prefill",
         "peers",
+        "products",
         "decode_step",
     }
     unsettled = {case for case, record in found.items() if record["status"] not in ("ok", "skipped")}
@@ -237,7 +238,14 @@ def spoiled(results: Any, leaf: int) -> Any:
 
 @pytest.mark.parametrize(
     ("module", "index"),
-    [("attention_checks", 1), ("writing_checks", 0), ("writing_checks", 4), ("flash_checks", 0), ("flash_checks", 2)],
+    [
+        ("attention_checks", 1),
+        ("writing_checks", 0),
+        ("writing_checks", 4),
+        ("product_checks", 0),
+        ("flash_checks", 0),
+        ("flash_checks", 2),
+    ],
 )
 def test_every_check_notices_one_wrong_number(module: str, index: int) -> None:
     checks = importlib.import_module(f"scripts.gpu_checks.{module}").checks("reference", True)

@@ -58,9 +58,7 @@ def _torch(shape: Prefill, session: Session, programs: Sequence[Compiled]) -> di
 def _paged_case(session: Session, decode: Decode) -> Case:
     """JAX's kernel with its default tiles, on the pages and tables of `paged_decode`."""
     calls = 2 if session.options.rehearse else decode.calls
-    splits = 16 if decode.width % 16 == 0 else 1
-    # A split has a whole number of blocks of 8 pages.
-    options = {"k_splits": splits, "pages_per_compute_block": 8 if decode.width // splits % 8 == 0 else 1}
+    options = {"k_splits": 16 if decode.width % 16 == 0 else 1}  # each split has the same number of pages
 
     def run(q: jax.Array, keys: jax.Array, values: jax.Array, tables: jax.Array, contexts: jax.Array) -> jax.Array:
         for index in range(calls):

@@ -30,6 +30,7 @@ def test_every_operation_has_its_signature() -> None:
         "flash_attn_func",
         "kv_write",
         "rope_kv_write",
+        "norm_gated_matmul",
         "block_copy",
     ]
 
