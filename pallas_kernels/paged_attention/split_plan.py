@@ -19,7 +19,7 @@ UNIT = 16
 PART = 64
 """A tile's rows come in parts, each with a whole number of tokens, so that a kernel may take one part at a time."""
 
-ALIGN = 64
+ALIGN = 128
 """Pieces are cut at multiples of so many positions from where their tile begins."""
 
 ITEM_FIELDS = 8
