@@ -92,7 +92,7 @@ def _save(directory: Path, tree: Any, **options: Any) -> None:
 
 def _metadata(directory: Path) -> Any:
     import orbax.checkpoint as ocp
-    from etils import epath
+    from etils import epath  # type: ignore[import-untyped]
 
     try:
         metadata = ocp.PyTreeCheckpointHandler().metadata(epath.Path(directory))
