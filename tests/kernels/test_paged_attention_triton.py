@@ -20,6 +20,7 @@ LIMITS = {"int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "uint8"
 ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 DECODE = SplitPolicy(ListPolicy(16, 6, 64), None)
 MIXED = SplitPolicy(ListPolicy(16, 4, 64), ListPolicy(32, 3, 64))
+TALL = replace(MIXED, long=ListPolicy(128, 2, 64))
 
 
 @dataclass(frozen=True)
@@ -225,10 +226,17 @@ CASES = {
     "decode, e5m2, float16": Case(3, [(1, 90), (1, 17), (1, 64)], (4, 2), dtype="float16", pages="float8_e5m2"),
     "decode, int4": Case(3, [(1, 90), (1, 17), (1, 64)], (3, 1), 80, pages="uint8", nan_key=(1, 3, 0)),
     "mix, groups of 7": Case(56, [*MIX, (2, 1)], (14, 2), 80, dtype="float16", softcap=3.0, policy=MIXED),
-    "mix, groups of 3": Case(48, MIX, (3, 1), 96, dtype="float32", window=50, policy=MIXED, nan_key=(3, 70, 0)),
-    "mix, 128 rows, wide heads": Case(
-        70, [(60, 100), (2, 70)], (3, 1), 256, 64, "float32", policy=replace(MIXED, long=ListPolicy(128, 2, 64))
+    "mix, groups of 3, tall tiles by parts": Case(
+        48,
+        [(1, 70), (5, 5), (0, 9), (30, 130), (3, 33), (9, 20)],
+        (3, 1),
+        96,
+        dtype="float32",
+        window=50,
+        policy=TALL,
+        nan_key=(3, 70, 0),
     ),
+    "mix, tall tiles, wide heads": Case(70, [(60, 100), (2, 70)], (3, 1), 256, 64, policy=TALL),
     "mix, e4m3": Case(48, MIX, (4, 1), dtype="float32", pages="float8_e4m3fn", policy=MIXED),
     "mix, int4": Case(48, MIX, (2, 1), pages="uint8", policy=MIXED, window=30),
     "tree": Case(48, MIX, (4, 2), dtype="float32", tree=23, policy=MIXED),
