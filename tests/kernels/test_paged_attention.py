@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.dispatch import IMPLEMENTATIONS, Device
-from pallas_kernels.kv_format import FORMATS, format_of
+from pallas_kernels.kv_format import FORMATS, KVFormat, format_of
 from pallas_kernels.paged_attention import WorkList, api, make_work_list, paged_attention
 from pallas_kernels.paged_attention.cases import (
     AXES,
@@ -66,6 +66,15 @@ def test_tiles_name_every_token_once_and_come_in_the_order_of_what_they_see(wind
             found += tokens[exists].tolist()
         assert sees == sorted(sees, reverse=True)
     assert sorted(found) == list(range(sum(new for new, _ in ROWS)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kv_format", [None, *FORMATS], ids=lambda kv_format: kv_format.name if kv_format else "float")
+def test_the_pool_is_neither_copied_nor_converted(kv_format: KVFormat | None, dtype: str) -> None:
+    shape = replace(SMALL, dtype=dtype, pages_dtype=str(kv_format.dtype) if kv_format else dtype)
+    ops = abstract_operands(shape, num_tokens=24, num_rows=8, pages_per_row=32, num_pages=50_000)
+    memory = attend.lower(**ops, implementation="xla").compile().memory_analysis()
+    assert memory.temp_size_in_bytes < ops["pages"].size / 8
 
 
 @pytest.mark.parametrize("implementation", [name for name in IMPLEMENTATIONS if name != "triton"])
