@@ -120,6 +120,7 @@ def test_a_small_rehearsal(script: ModuleType, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_the_whole_rehearsal(script: ModuleType, tmp_path: Path) -> None:
     found = rehearse(script, tmp_path, "--budget", "1500")
     assert {record["stage"] for record in found.values()} == {
