@@ -120,6 +120,15 @@ def test_a_whole_8b_model(step: Compile) -> None:
     assert {len(layer) for layer in decode.layers()[1:]} == {len(layer) for layer in shallow.layers()[1:]}
 
 
+def test_a_pool_that_fills_the_gpu_changes_nothing(step: Compile) -> None:
+    target = gpu_target("rtx4090")
+    page_bytes = 16 * 2 * 2 * LLAMA_8B.num_key_value_heads * LLAMA_8B.head_dim * LLAMA_8B.num_hidden_layers
+    pages = int(0.85 * target.spec.memory_bytes / page_bytes)
+    full = compile_step(target, LLAMA_8B, DECODE, num_pages=pages)
+    assert full.report.argument_bytes > 0.95 * target.spec.memory_bytes
+    assert len(full.report.launches) == len(step("rtx4090").report.launches)
+
+
 def test_tiny_step_compiles_for_every_gpu(gpu: str, tiny_config: ModelConfig) -> None:
     tiny = compile_step(gpu_target(gpu), tiny_config, TINY, num_pages=64, dtype=jnp.float32)
     assert tiny.report.alias_bytes == tiny.donated_bytes
