@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -296,6 +297,8 @@ def test_a_pytorch_that_is_missing_or_dies_is_not_here(tmp_path: Path) -> None:
     dies.write_text("#!/bin/sh\nexit 1\n")
     dies.chmod(0o755)
     peer = TorchPeer("cpu", str(dies))
+    peer.start()
+    time.sleep(0.2)  # so that the request finds nobody
     with pytest.raises(NotHere, match="died"):
         peer.ask("facts")
     peer.close()

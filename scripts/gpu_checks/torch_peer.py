@@ -6,6 +6,7 @@ As a module to run, it is that process: `python -m scripts.gpu_checks.torch_peer
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import select
@@ -72,7 +73,8 @@ class TorchPeer:
         """Ends the process."""
         if self._process is not None:
             assert self._process.stdin and self._process.stdout
-            self._process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # it died with a request unread
+                self._process.stdin.close()
             try:
                 self._process.wait(timeout=10)
             except subprocess.TimeoutExpired:
