@@ -157,7 +157,7 @@ def _tiny(dtype: str, pages_dtype: str, head_dim: int, rows: int) -> tuple[jax.A
 
 
 def _tiny_scales(pages: jax.Array) -> jax.Array | None:
-    return None if format_of(pages.dtype) is None else jnp.zeros(pages.shape[:3])
+    return None if format_of(pages.dtype) is None else jnp.zeros(pages.shape[:3], jnp.float32)
 
 
 def _check_kv_write(implementation: str, dtype: str, pages_dtype: str, head_dim: int) -> Any:
