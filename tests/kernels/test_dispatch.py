@@ -42,9 +42,9 @@ def check_add(implementation: str, error: float, dtype: str) -> jax.Array:
     return x + x if implementation == "reference" else add(x, x, error)
 
 
-def check_that_raises(implementation: str) -> jax.Array:
-    if implementation == "triton":
-        raise RuntimeError("ptxas: out of registers\nmore")
+def check_that_raises(implementation: str, culprit: str) -> jax.Array:
+    if implementation == culprit:
+        raise RuntimeError("out of registers\nmore")
     return jnp.zeros(3)
 
 
@@ -147,10 +147,11 @@ def test_a_wrong_kernel_falls_back_with_one_warning(monkeypatch: pytest.MonkeyPa
     assert "add falls back" in text and "off by 0.5" in text and "implementation='triton'" in text
 
 
-def test_a_kernel_that_does_not_compile_falls_back_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("culprit", ["triton", "reference"])
+def test_a_check_that_cannot_run_falls_back_with_its_reason(monkeypatch: pytest.MonkeyPatch, culprit: str) -> None:
     on(monkeypatch, H200)
-    with pytest.warns(RuntimeWarning, match=r"RuntimeError: ptxas: out of registers\. Pass"):
-        assert choose("op", self_check=check_that_raises) == "xla"
+    with pytest.warns(RuntimeWarning, match=r"RuntimeError: out of registers\. Pass"):
+        assert choose("op", self_check=check_that_raises, case=(culprit,)) == "xla"
 
 
 @pytest.mark.parametrize("error", [0.0, 2.0])
