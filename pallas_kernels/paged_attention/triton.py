@@ -54,11 +54,7 @@ def check_triton(
             f"{device.kind} has compute capability {major}.{minor}, and the Triton kernel needs 8.0; use "
             "implementation='xla'"
         )
-    if num_heads > MAX_GROUP * num_kv_heads:
-        raise NotImplementedError(
-            f"{num_heads} query heads on {num_kv_heads} KV heads: the Triton kernel takes at most {MAX_GROUP} a KV "
-            "head; use implementation='xla'"
-        )
+    _check_group(num_heads, num_kv_heads)
     head_dim = head_dim_of(jax.ShapeDtypeStruct(pages_shape, pages_dtype))
     if jnp.float32 in (dtype, pages_dtype) and head_dim > 128 and device.compute_capability not in HOPPER:
         raise NotImplementedError(
@@ -72,6 +68,14 @@ def check_triton(
         )
 
 
+def _check_group(num_heads: int, num_kv_heads: int) -> None:
+    if num_heads > MAX_GROUP * num_kv_heads:
+        raise NotImplementedError(
+            f"{num_heads} query heads on {num_kv_heads} KV heads: the Triton kernel takes at most {MAX_GROUP} a KV "
+            "head; use implementation='xla'"
+        )
+
+
 def make_work_list_triton(
     query_start: jax.Array,
     context_lens: jax.Array,
@@ -82,7 +86,12 @@ def make_work_list_triton(
     head_dim: int,
     window: int | None = None,
 ) -> SplitPlan:
-    """The step's plan for `paged_attention_triton`; see `make_split_plan` for the arguments."""
+    """The step's plan for `paged_attention_triton`; see `make_split_plan` for the arguments.
+
+    Raises:
+        NotImplementedError: more query heads a KV head than a tile has rows.
+    """
+    _check_group(num_heads, num_kv_heads)
     group = num_heads // num_kv_heads
     policy = split_policy(
         current_device(),

@@ -32,8 +32,11 @@ Rows = Sequence[tuple[int, int]]
 
 STATIC = ("implementation", "scale", "window", "softcap")
 optimized = jax.jit(paged_attention, static_argnames=STATIC)
+
 # What is interpreted is a long program that runs briefly: optimising it takes most of the time.
-unoptimized = jax.jit(paged_attention, static_argnames=STATIC, compiler_options={"xla_backend_optimization_level": 0})
+QUICK = {"xla_backend_optimization_level": 0}
+unoptimized = jax.jit(paged_attention, static_argnames=STATIC, compiler_options=QUICK)
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def attend(implementation: str, **arguments: Any) -> jax.Array:
@@ -43,16 +46,14 @@ def attend(implementation: str, **arguments: Any) -> jax.Array:
 
 
 class Exact(NamedTuple):
-    """In float64, [T, N, H] all three; 0 for tokens that see nothing.
+    """In float64, [T, N, H] both; 0 for tokens that see nothing.
 
     Attributes:
         out: the result.
-        mean: |values| weighted as the values are.
         bound: how far from `out` a correct kernel may be.
     """
 
     out: np.ndarray
-    mean: np.ndarray
     bound: np.ndarray
 
 
@@ -120,7 +121,7 @@ def by_hand(
     roundoff = UNIT_ROUNDOFF[dtype]
     of_weights = UNIT_ROUNDOFF["bfloat16"] if dtype == "float16" and ops["scales"] is not None else roundoff
     bound = roundoff * np.abs(out) + (of_weights + 4 * UNIT_ROUNDOFF["float32"] * moved) * mean
-    return Exact(out, mean, bound)
+    return Exact(out, bound)
 
 
 def poisoned(ops: Operands, window: int | None = None) -> Operands:
@@ -168,8 +169,9 @@ MIXED: Rows = [(1, 70), (0, 0), (5, 33), (1, 1), (0, 12), (20, 20), (1, 16)]
 
 
 SHAPES = pairwise_shapes()
+INTERPRETED_ALWAYS = 6
 INTERPRETED = [
-    pytest.param(shape, "triton-interpret", id=f"{shape}-interpret", marks=[pytest.mark.slow] * (index >= 10))
+    (pytest.param if index < INTERPRETED_ALWAYS else slow)(shape, "triton-interpret", id=f"{shape}-interpret")
     for index, shape in enumerate(SHAPES)
 ]
 
@@ -186,7 +188,12 @@ GROUPS = sorted(set(range(1, 17)) - set(AXES["group"]))
 
 
 @pytest.mark.parametrize(
-    ("group", "implementation"), [*[(g, "xla") for g in GROUPS], *[(g, "triton-interpret") for g in (2, 5, 6, 9, 12)]]
+    ("group", "implementation"),
+    [
+        *itertools.product(GROUPS, ["xla"]),
+        *itertools.product((5, 12), ["triton-interpret"]),
+        *itertools.starmap(slow, itertools.product((2, 6, 9), ["triton-interpret"])),
+    ],
 )
 def test_group_sizes_that_the_pairs_leave_out(group: int, implementation: str) -> None:
     shape = AttentionShape(2 * group, 2, 16, dtype="float32", pages_dtype="float32")
@@ -237,7 +244,7 @@ def test_windows(window: int) -> None:
         check(ragged(rows), "xla", window=window)
 
 
-@pytest.mark.parametrize("window", [1, 17])
+@pytest.mark.parametrize("window", [17, slow(1)])
 def test_windows_interpreted(window: int) -> None:
     for rows in (STEPS["a chunk among decodes"], STEPS["decodes at every edge"], STEPS["one chunk of all tokens"]):
         check(ragged(rows), "triton-interpret", window=window)
@@ -277,8 +284,9 @@ def test_rows_may_share_pages(implementation: str) -> None:
 @pytest.mark.parametrize(
     ("pages_dtype", "implementation"),
     [
-        *itertools.product(("float32", "float8_e5m2", "uint8"), EVERY[:2]),
-        *itertools.product(("float32", "int8"), EVERY[2:]),
+        *itertools.product(("float32", "float8_e5m2", "uint8"), ("reference", "xla")),
+        ("float32", "triton-interpret"),
+        slow("int8", "triton-interpret"),
     ],
 )
 def test_a_nan_key_reaches_those_who_see_it_and_nobody_else(pages_dtype: str, implementation: str) -> None:
@@ -301,8 +309,10 @@ def test_a_nan_key_reaches_those_who_see_it_and_nobody_else(pages_dtype: str, im
     np.testing.assert_array_equal(out[~sees], clean[~sees])
 
 
-@pytest.mark.parametrize("implementation", FAST)
-@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(
+    ("window", "implementation"),
+    [(None, "reference"), (3, "reference"), (None, "xla"), (3, "xla"), (3, "triton-interpret")],
+)
 def test_any_mask_among_new_tokens(window: int | None, implementation: str) -> None:
     """Not only trees: some tokens see none of the new ones, and what lies past the row's tokens does not count."""
     ops = ragged(STEPS["a chunk among decodes"])
@@ -339,7 +349,7 @@ JAX_SHAPES = (
 )
 
 
-@pytest.mark.parametrize("implementation", FAST)
+@pytest.mark.parametrize("implementation", ["xla", slow("triton-interpret")])
 @pytest.mark.parametrize("shape", JAX_SHAPES, ids=str)
 def test_decodes_that_jax_tests(shape: AttentionShape, implementation: str) -> None:
     ops = make_operands(shape, [(1, context) for context in JAX_CONTEXTS])
@@ -355,12 +365,12 @@ def test_one_work_list_serves_every_layer(implementation: str) -> None:
     layers = [ragged(STEPS["a chunk among decodes"], seed) for seed in (0, 1)]
     starts, contexts = layers[0]["query_start"], layers[0]["context_lens"]
 
-    @partial(jax.jit, static_argnames="window")
+    @partial(jax.jit, static_argnames="window", compiler_options=QUICK)
     def both(layers: list[Operands], window: int | None) -> list[jax.Array]:
         sizes = {"num_tokens": 96, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
         work = make_work_list(starts, contexts, **sizes, window=window, implementation=implementation)
         return [paged_attention(**ops, window=window, work_list=work) for ops in layers]
 
-    for window in (None, 17):
-        for ops, out in zip(layers, both(layers, window), strict=True):
-            np.testing.assert_array_equal(out, attend(**ops, window=window, implementation=implementation))
+    for ops, out in zip(layers, both(layers, 17), strict=True):
+        exact = by_hand(ops, window=17)
+        assert (np.abs(out - exact.out) <= exact.bound).all()
