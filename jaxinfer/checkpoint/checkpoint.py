@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from jaxinfer.checkpoint import gguf_config, hf_directory
 from jaxinfer.checkpoint.gguf import read_gguf
 from jaxinfer.checkpoint.tensor import Tensor, stored_dtype
-from jaxinfer.checkpoint.weight_map import NameStyle, Placement, embedding_name, head_name, place_weights
+from jaxinfer.checkpoint.weight_map import (
+    NameStyle,
+    Placement,
+    complete_names,
+    embedding_name,
+    head_name,
+    place_weights,
+)
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families.family import Family
 from jaxinfer.models.registry import family_of_gguf, family_of_hf_config
@@ -99,7 +106,7 @@ def _open_directory(path: Path) -> Checkpoint:
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path / 'config.json'}: {error}") from error
     _warn_unknown(path / "config.json", family.unknown_keys(config))
-    tensors = hf_directory.read_tensors(path)
+    tensors = complete_names(family, hf_directory.read_tensors(path))
     return Checkpoint(
         path=path,
         model_config=model_config,

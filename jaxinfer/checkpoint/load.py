@@ -1,5 +1,6 @@
 """Streaming a checkpoint's weights to the device, a parameter at a time."""
 
+import math
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -97,24 +98,36 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
+def target_of(leaf: np.ndarray, placement: Placement) -> np.ndarray:
+    """The view of a parameter's array that a tensor fills."""
+    target = (leaf.transpose(placement.axes) if placement.axes else leaf)[placement.part]
+    if placement.item is None:
+        return target
+    first, last = placement.rows
+    values = math.prod((last - first, *placement.tensor.shape[1:]))
+    axes = next(axes for axes in range(target.ndim) if math.prod(target.shape[axes:]) == values)
+    return target[np.unravel_index(placement.item, target.shape[:axes])]
+
+
 def _fill(host: np.ndarray, placement: Placement) -> None:
-    """Copies a tensor into its part of the host buffer, some rows at a time."""
-    target = host[placement.part]
-    rows_each = placement.tensor.shape[0] // target.shape[0]  # tensor rows in one entry of the part's first axis
-    values_each = max(1, placement.tensor.size // target.shape[0])
+    """Copies a tensor, or its part, into its part of the host buffer, some rows at a time."""
+    target = target_of(host, placement)
+    first, last = placement.rows
+    rows_each = (last - first) // target.shape[0]  # tensor rows in one entry of the part's first axis
+    values_each = max(1, target.size // target.shape[0])
     step = max(1, CHUNK_VALUES // values_each)
     for start in range(0, target.shape[0], step):
         stop = min(start + step, target.shape[0])
-        rows = placement.tensor.rows(start * rows_each, stop * rows_each)
-        if placement.pairwise_head_dim:
-            rows = _split_pairs(rows, placement.pairwise_head_dim)
+        rows = placement.tensor.rows(first + start * rows_each, first + stop * rows_each)
+        if placement.pairs is not None:
+            rows = _split_pairs(rows, *placement.pairs)
         with np.errstate(over="ignore"):  # float16 overflow shows as inf logits, which end a request with an error
             target[start:stop] = rows.reshape(target[start:stop].shape)
 
 
-def _split_pairs(rows: np.ndarray, head_dim: int) -> np.ndarray:
+def _split_pairs(rows: np.ndarray, head_dim: int, channel_size: int) -> np.ndarray:
     """Moves rotary channels stored as pairs (2j, 2j + 1) half a head apart (j, j + head_dim / 2)."""
-    return rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+    return rows.reshape(-1, head_dim // 2, 2, channel_size).swapaxes(1, 2).reshape(rows.shape)
 
 
 def _check_tied_head(checkpoint: Checkpoint) -> None:

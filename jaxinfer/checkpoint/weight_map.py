@@ -3,7 +3,7 @@
 Everything is checked from names and shapes alone, before any weight is read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,15 +22,21 @@ class Placement:
     Args:
         tensor: what to read.
         leaf: path of the parameter it (partly) fills.
-        part: index that selects the part.
-        pairwise_head_dim: head dimension, if the tensor's rows are rotary channels stored pairwise and must be put half
-            a head apart; else 0.
+        part: index that selects the part, of the leaf with its axes in the order of `axes`.
+        axes: permutation of the leaf's axes; empty for as they are.
+        item: place of the tensor on the part's first axes, counted in C order; None when it fills the whole part.
+        rows: first and last row of the tensor that goes there.
+        pairs: the head dimension and the values of one channel, if the tensor's rotary channels are stored pairwise and
+            must be put half a head apart; else None.
     """
 
     tensor: Tensor
     leaf: str
     part: LeafIndex
-    pairwise_head_dim: int = 0
+    rows: tuple[int, int]
+    axes: tuple[int, ...] = ()
+    item: int | None = None
+    pairs: tuple[int, int] | None = None
 
 
 def place_weights(
@@ -41,22 +47,29 @@ def place_weights(
     Raises:
         ValueError: a tensor is missing, unexpected, or of the wrong shape; the message names it, and both shapes.
     """
-    if config.num_hidden_layers > len(tensors):  # also keeps a corrupt count from being counted to
+    # This also keeps a corrupt count from being counted to.
+    if config.num_hidden_layers > len(tensors) or (style == "hf" and config.num_experts > len(tensors)):
         raise ValueError(
-            f"{source}: {config.num_hidden_layers} layers, but the checkpoint has only {len(tensors)} tensors"
+            f"{source}: {config.num_hidden_layers} layers{_experts(config)}, but the checkpoint has only "
+            f"{len(tensors)} tensors"
         )
-    pairwise = style == "gguf" and family.gguf_pairwise_rotary
+    pairwise = family.gguf_pairwise_rotary if style == "gguf" else family.pairwise_rotary
+    if pairwise and config.rotary_width != config.head_dim:
+        raise ValueError(
+            f"{source}: {config.rotary_width} of {config.head_dim} channels rotated in pairs is not supported"
+        )
     placements, missing, misshapen = [], [], []
-    for name, leaf, weight in _expected(family, config, style):
+    for name, leaf, item, weight in _expected(family, config, style):
         shape, tensor = weight.tensor_shape(config), tensors.get(name)
         if tensor is None or not tensor.size:
             missing.append(f"{name} {list(shape)}")
         elif tensor.shape != shape:
             misshapen.append(f"{name} is {list(tensor.shape)} but the config says {list(shape)}")
         else:
-            placements.append(
-                Placement(tensor, leaf, weight.part, config.head_dim if pairwise and weight.rotary else 0)
-            )
+            first = weight.first_row(config)
+            rows = first, first + weight.part_shape(config)[0]
+            pairs = (config.head_dim, weight.channel_size(config)) if pairwise and weight.rotary else None
+            placements.append(Placement(tensor, leaf, weight.part, rows, weight.axes, item, pairs))
     if missing:
         raise ValueError(
             f"{source}: {_listed(missing)} missing from the checkpoint; it is incomplete or not a {family.name} model"
@@ -65,6 +78,14 @@ def place_weights(
         raise ValueError(f"{source}: tensor {_listed(misshapen)}")
     _refuse_unexpected(family, config, tensors, style, source)
     return tuple(placements)
+
+
+def complete_names(family: Family, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The tensors under the names of the family's table, where the file leaves out the beginning."""
+    prefix = family.optional_prefix
+    if not prefix or any(name.startswith(prefix) for name in tensors):
+        return tensors
+    return {name if name == head_name(family, "hf") else prefix + name: tensor for name, tensor in tensors.items()}
 
 
 def head_name(family: Family, style: NameStyle) -> str:
@@ -77,21 +98,26 @@ def embedding_name(family: Family, style: NameStyle) -> str:
     return next(getattr(weight, style) for weight in family.weights if weight.leaf == "embed/embedding")
 
 
-def _expected(family: Family, config: ModelConfig, style: NameStyle) -> list[tuple[str, str, Weight]]:
-    """Tensor name, leaf path and table line of every weight of the model."""
-    expected = []
+def _expected(family: Family, config: ModelConfig, style: NameStyle) -> list[tuple[str, str, int | None, Weight]]:
+    """Tensor name, leaf path, item and table line of every weight of the model."""
+    expected: list[tuple[str, str, int | None, Weight]] = []
+    kinds = config.layer_kinds
     for weight in family.weights:
-        if weight.when(config):
-            name = getattr(weight, style)
-            layers = range(config.num_hidden_layers) if "{i}" in name else (0,)
-            expected += [(name.format(i=i), weight.leaf.format(i=i), weight) for i in layers]
+        name = getattr(weight, style)
+        if not name or not weight.when(config):
+            continue
+        layers = [i for i, kind in enumerate(kinds) if weight.layers(kind)] if "{i}" in weight.leaf else [0]
+        items: Sequence[int | None] = range(weight.items(config)) if weight.each else (None,)
+        expected += [
+            (name.format(i=i, e=item), weight.leaf.format(i=i), item, weight) for i in layers for item in items
+        ]
     return expected
 
 
 def _refuse_unexpected(
     family: Family, config: ModelConfig, tensors: Mapping[str, Tensor], style: NameStyle, source: Path
 ) -> None:
-    known = {name for name, _, _ in _expected(family, config, style)}
+    known = {name for name, *_ in _expected(family, config, style)}
     if config.tie_word_embeddings:
         known.add(head_name(family, style))
     unexpected = [
@@ -104,6 +130,10 @@ def _refuse_unexpected(
             f"{source}: tensor {_listed(unexpected)} has no place in the model that its config describes "
             f"({config.num_hidden_layers} layers, {family.name})"
         )
+
+
+def _experts(config: ModelConfig) -> str:
+    return f" of {config.num_experts} experts" if config.num_experts else ""
 
 
 def _listed(items: list[str], most: int = 3) -> str:

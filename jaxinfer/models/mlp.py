@@ -22,20 +22,24 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
     return functions[name]
 
 
-class GatedMLP(nn.Module):
-    """``down(act(gate(x)) * up(x))`` (GLU variants, arXiv:2002.05202); gate and up are one matmul of ``[2, F, D]``.
+class MLP(nn.Module):
+    """``down(act(gate(x)) * up(x))`` (GLU variants, arXiv:2002.05202), or ``down(act(up(x)))`` where nothing gates.
 
-    `sum_over`: see `Linear`; F is split over that axis.
+    Gate and up are one matmul of ``[2, F, D]``. `sum_over`: see `Linear`; F is split over that axis.
     """
 
     config: ModelConfig
+    width: int
     param_dtype: jnp.dtype = jnp.float32
     sum_over: str | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        c = self.config
-        gate_up = Linear((2, c.intermediate_size), (c.hidden_size,), c.mlp_bias, self.param_dtype, name="gate_up")(x)
-        hidden = activation(c.hidden_act)(gate_up[:, 0]) * gate_up[:, 1]
-        sizes = (c.hidden_size,), (c.intermediate_size,)
+        c, act = self.config, activation(self.config.hidden_act)
+        if c.mlp_gated:
+            gate_up = Linear((2, self.width), (c.hidden_size,), c.mlp_bias, self.param_dtype, name="gate_up")(x)
+            hidden = act(gate_up[:, 0]) * gate_up[:, 1]
+        else:
+            hidden = act(Linear((self.width,), (c.hidden_size,), c.mlp_bias, self.param_dtype, name="up")(x))
+        sizes = (c.hidden_size,), (self.width,)
         return Linear(*sizes, c.mlp_bias, self.param_dtype, self.sum_over, name="down")(hidden)
