@@ -29,6 +29,7 @@ from scripts.gpu_checks.options import Options, as_arguments, parse_options
 from scripts.gpu_checks.report import as_markdown, write_summary
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+WORKER = "scripts.gpu_checks.worker"
 MAX_DEATHS = 5
 EXIT_POISONED = 75
 GRACE_SECONDS = 10.0
@@ -68,7 +69,7 @@ def supervise(options: Options, deadline: float) -> int:
 
 def run_worker(options: Options, budget: float, threads: int) -> int:
     """Runs one worker and passes on what it prints. Killed when silent for too long or far beyond its budget."""
-    command = [sys.executable, "-m", "scripts.gpu_checks.worker", *as_arguments(options, budget, threads)]
+    command = [sys.executable, "-m", WORKER, *as_arguments(options, budget, threads)]
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     worker = subprocess.Popen(
         command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -91,6 +92,9 @@ def run_worker(options: Options, budget: float, threads: int) -> int:
         if worker.poll() is None:
             worker.kill()
             worker.wait()
+        reader.join()
+        assert worker.stdout
+        worker.stdout.close()
 
 
 def _read(worker: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:

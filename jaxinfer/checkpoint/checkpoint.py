@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.checkpoint import gguf_config, hf_directory
+from jaxinfer.checkpoint import gguf_config, hf_directory, orbax_directory
 from jaxinfer.checkpoint.gguf import read_gguf
+from jaxinfer.checkpoint.orbax_directory import StoredLeaf
 from jaxinfer.checkpoint.tensor import Tensor, stored_dtype
 from jaxinfer.checkpoint.weight_map import (
     NameStyle,
@@ -32,14 +33,17 @@ class Checkpoint:
     """A checked checkpoint whose weights are still in their files.
 
     Args:
-        path: a GGUF file or a Hugging Face model directory.
+        path: a GGUF file, a Hugging Face model directory, or an Orbax model directory.
         model_config: the network's architecture.
         dtype: the type its weights are meant for: "float32", "bfloat16" or "float16".
         eos_token_ids: ids that end a generation according to config and generation config (not the tokenizer).
         generation_config: sampling defaults that come with it, by Hugging Face's names; empty if none.
-        placements: where each tensor goes.
+        placements: where each tensor goes; empty for an Orbax directory, which holds `leaves`.
         tied_head: the embedding and a head stored beside it although the config ties them; None without one.
         metadata: a GGUF file's metadata; None for a directory.
+        family: the table that names its tensors; None for an Orbax directory, whose tensors are parameters.
+        hf_config: its settings by Hugging Face's names; None where they are not known.
+        leaves: parameters of an Orbax directory by their path; None for other kinds.
     """
 
     path: Path
@@ -50,6 +54,9 @@ class Checkpoint:
     placements: tuple[Placement, ...]
     tied_head: tuple[Tensor, Tensor] | None = None
     metadata: Mapping[str, Any] | None = field(default=None, repr=False)
+    family: Family | None = field(default=None, repr=False)
+    hf_config: Mapping[str, Any] | None = field(default=None, repr=False)
+    leaves: Mapping[str, StoredLeaf] | None = field(default=None, repr=False)
 
     def tokenizer(self) -> "Tokenizer":
         """Loads the tokenizer that lies beside or inside the weights.
@@ -70,12 +77,16 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """Reads configuration and tensor tables, and checks that they belong together. No weight is read.
 
     Args:
-        path: a GGUF file, or a directory with config.json and safetensors files (or with a single GGUF file).
+        path: a GGUF file, or a directory: with config.json and safetensors files, with what `save_checkpoint` wrote, or
+            with a single GGUF file.
 
     Raises:
         ValueError: not a checkpoint, unsupported, corrupt, truncated or incomplete; names the file or tensor.
     """
     path = Path(path)
+    if (path / orbax_directory.DESCRIPTION).is_file():
+        return _open_orbax(path)
+    orbax_directory.refuse_foreign(path)
     if path.is_dir() and not (path / "config.json").is_file():
         files = sorted(path.glob("*.gguf"))
         if not files:
@@ -115,6 +126,24 @@ def _open_directory(path: Path) -> Checkpoint:
         generation_config=generation,
         placements=place_weights(family, model_config, tensors, "hf", path),
         tied_head=_tied_head(family, model_config, tensors, "hf"),
+        family=family,
+        hf_config=config,
+    )
+
+
+def _open_orbax(path: Path) -> Checkpoint:
+    model = orbax_directory.read_description(path)
+    generation_path = path / "generation_config.json"
+    generation = hf_directory.read_json(generation_path) if generation_path.is_file() else {}
+    return Checkpoint(
+        path=path,
+        model_config=model.model_config,
+        dtype=model.dtype,
+        eos_token_ids=model.eos_token_ids | _eos_ids(generation_path, generation),
+        generation_config=generation,
+        placements=(),
+        hf_config=model.hf_config,
+        leaves=model.leaves,
     )
 
 
@@ -137,6 +166,8 @@ def _open_gguf(path: Path) -> Checkpoint:
         generation_config={name: metadata[key] for key, name in gguf_config.SAMPLING_KEYS.items() if key in metadata},
         placements=place_weights(family, model_config, weights, "gguf", path),
         metadata=metadata,
+        family=family,
+        hf_config=hf_config,
     )
 
 

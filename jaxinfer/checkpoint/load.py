@@ -1,19 +1,17 @@
 """Streaming a checkpoint's weights to the device, a parameter at a time."""
 
-import math
 import warnings
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from jaxinfer.checkpoint.checkpoint import DTYPES, Checkpoint
+from jaxinfer.checkpoint.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from jaxinfer.checkpoint.tensor import Tensor
 from jaxinfer.checkpoint.weight_map import Placement
+from jaxinfer.models.config import ModelConfig
 from jaxinfer.progress_bar import ProgressBar
-
-if TYPE_CHECKING:
-    import jax
 
 CHUNK_VALUES = 1 << 23  # values decoded at a time: 32 MB in float32, above what a decoder's temporaries cost per call
 ALIGNMENT = 64  # bytes; the CPU device adopts a host buffer so aligned instead of copying it
@@ -42,9 +40,7 @@ def resolve_dtype(dtype: str, checkpoint_dtype: str, platform: str) -> str:
     return name
 
 
-def load_params(
-    checkpoint: Checkpoint, dtype: str, *, device: "jax.Device | None" = None, progress: bool = False
-) -> dict[str, Any]:
+def load_params(checkpoint: Checkpoint, dtype: str, *, device: Any = None, progress: bool = False) -> dict[str, Any]:
     """Loads the weights.
 
     Beside the parameters themselves at most one of them and a few chunks are in memory.
@@ -52,7 +48,8 @@ def load_params(
     Args:
         checkpoint: an opened checkpoint.
         dtype: type of every parameter: "float32", "bfloat16" or "float16".
-        device: where they go; None is JAX's default device.
+        device: where they go: a `jax.Device`, a `jax.sharding.Sharding`, or a tree of them like the parameters; None is
+            JAX's default device.
         progress: show a progress bar.
 
     Returns:
@@ -63,31 +60,86 @@ def load_params(
     """
     import jax
 
-    from jaxinfer.models.decoder import param_shapes
+    from jaxinfer.checkpoint.leaf_shapes import leaf_shapes, leaf_targets, nested
 
+    targets = leaf_targets(device, leaf_shapes(checkpoint.model_config, dtype))
+    with ProgressBar(
+        total=stored_bytes(checkpoint), desc="Loading weights", unit="B", unit_scale=True, disable=not progress
+    ) as bar:
+        # Waiting keeps a second host copy from piling up behind a slow transfer.
+        arrays = {
+            name: jax.block_until_ready(jax.device_put(host, targets[name]))
+            for name, host in read_leaves(checkpoint, dtype, on_bytes=bar.update)
+        }
+    return nested(arrays)
+
+
+def load_checkpoint(
+    path: str | Path, *, dtype: str | None = None, sharding: Any = None, progress: bool = False
+) -> tuple[dict[str, Any], ModelConfig]:
+    """Loads parameters and their architecture from anything that `LLM` can be pointed at on disk.
+
+    Args:
+        path: a GGUF file, a Hugging Face directory, or what `save_checkpoint` wrote.
+        dtype: "float32", "bfloat16" or "float16"; None takes the checkpoint's own.
+        sharding: where the parameters go, as for `load_params`.
+        progress: show a progress bar.
+
+    Raises:
+        ValueError: it does not load; names file or tensor.
+    """
+    checkpoint = open_checkpoint(Path(path).expanduser())
+    wanted = checkpoint.dtype if dtype is None else resolve_dtype(dtype, checkpoint.dtype, "any")
+    return load_params(checkpoint, wanted, device=sharding, progress=progress), checkpoint.model_config
+
+
+def stored_bytes(checkpoint: Checkpoint) -> int:
+    """Bytes of all the values as they are stored; what `read_leaves` reports adds up to it."""
+    if checkpoint.leaves is not None:
+        return sum(leaf.nbytes for leaf in checkpoint.leaves.values())
+    return sum(placement.nbytes for placement in checkpoint.placements)
+
+
+def read_leaves(
+    checkpoint: Checkpoint, dtype: str, *, on_bytes: Callable[[int], object] = lambda count: None
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Reads the parameters one after the other, in the order of the tree's leaves.
+
+    Args:
+        checkpoint: an opened checkpoint.
+        dtype: "float32", "bfloat16" or "float16".
+        on_bytes: told the stored bytes of each piece that has been read.
+
+    Yields:
+        Path of the leaf, and its values in an array of its own; most are aligned so that a CPU device adopts them.
+
+    Raises:
+        ValueError: a file changed since it was opened, or parameters are missing, too many or misshapen.
+    """
+    from jaxinfer.checkpoint.leaf_shapes import leaf_shapes
+
+    specs = leaf_shapes(checkpoint.model_config, dtype)
+    if checkpoint.leaves is not None:
+        from jaxinfer.checkpoint.orbax import read_own_leaves
+
+        yield from read_own_leaves(checkpoint.path, specs, on_bytes)
+        return
     _check_tied_head(checkpoint)
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(param_shapes(checkpoint.model_config, dtype))
     sources = _by_leaf(checkpoint)
-    arrays = []
-    total = sum(placement.tensor.nbytes for placement in checkpoint.placements)
-    with ProgressBar(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress) as bar:
-        for path, spec in leaves:
-            name = "/".join(key.key for key in path)
-            host = _aligned_empty(spec.shape, spec.dtype)
-            for placement in sources.pop(name):
-                _fill(host, placement)
-                bar.update(placement.tensor.nbytes)
-            # Waiting keeps a second host copy from piling up behind a slow transfer.
-            arrays.append(jax.block_until_ready(jax.device_put(host, device)))
+    for name, spec in specs.items():
+        host = _aligned_empty(spec.shape, spec.dtype)
+        for placement in sources.pop(name):
+            _fill(host, placement)
+            on_bytes(placement.nbytes)
+        yield name, host
     if sources:
         raise ValueError(f"the decoder has no parameter {next(iter(sources))!r}, which the family table fills")
-    return jax.tree_util.tree_unflatten(treedef, arrays)
 
 
 def _by_leaf(checkpoint: Checkpoint) -> dict[str, list[Placement]]:
     sources: dict[str, list[Placement]] = {}
     for placement in checkpoint.placements:
-        sources.setdefault(placement.leaf, []).append(placement)
+        sources.setdefault(placement.slot.leaf, []).append(placement)
     return sources
 
 
@@ -98,29 +150,18 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
-def target_of(leaf: np.ndarray, placement: Placement) -> np.ndarray:
-    """The view of a parameter's array that a tensor fills."""
-    target = (leaf.transpose(placement.axes) if placement.axes else leaf)[placement.part]
-    if placement.item is None:
-        return target
-    first, last = placement.rows
-    values = math.prod((last - first, *placement.tensor.shape[1:]))
-    axes = next(axes for axes in range(target.ndim) if math.prod(target.shape[axes:]) == values)
-    return target[np.unravel_index(placement.item, target.shape[:axes])]
-
-
 def _fill(host: np.ndarray, placement: Placement) -> None:
     """Copies a tensor, or its part, into its part of the host buffer, some rows at a time."""
-    target = target_of(host, placement)
-    first, last = placement.rows
-    rows_each = (last - first) // target.shape[0]  # tensor rows in one entry of the part's first axis
+    slot = placement.slot
+    target = slot.view(host)
+    rows_each = slot.shape[0] // target.shape[0]  # tensor rows in one entry of the part's first axis
     values_each = max(1, target.size // target.shape[0])
     step = max(1, CHUNK_VALUES // values_each)
     for start in range(0, target.shape[0], step):
         stop = min(start + step, target.shape[0])
-        rows = placement.tensor.rows(first + start * rows_each, first + stop * rows_each)
-        if placement.pairs is not None:
-            rows = _split_pairs(rows, *placement.pairs)
+        rows = placement.tensor.rows(slot.first_row + start * rows_each, slot.first_row + stop * rows_each)
+        if slot.pairs is not None:
+            rows = _split_pairs(rows, *slot.pairs)
         with np.errstate(over="ignore"):  # float16 overflow shows as inf logits, which end a request with an error
             target[start:stop] = rows.reshape(target[start:stop].shape)
 
@@ -142,7 +183,7 @@ def _check_tied_head(checkpoint: Checkpoint) -> None:
         warnings.warn(
             f"{checkpoint.path}: {head.name!r} differs from the embedding although the config says "
             "tie_word_embeddings=true; the embedding is used. Set tie_word_embeddings to false to use the stored head",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -59,13 +59,19 @@ class DecoderLayer(nn.Module):
         mixed = _scaled(mixed, c.residual_multiplier)
         if c.block == "sequential":
             x = x + mixed
-        if c.block != "parallel_shared_norm":
-            normed = self.mlp_norm(x) if c.pre_norms else x
-        out = self.mlp(normed)
+        out = self._feed_forward(x, normed)
         if c.post_norms:
             out = self.mlp_post_norm(out)
         out = _scaled(out, c.residual_multiplier)
         return (x + out if c.block == "sequential" else x + mixed + out), cache
+
+    def _feed_forward(self, x: jax.Array, attn_normed: jax.Array) -> jax.Array:
+        c = self.config
+        if c.block == "parallel_shared_norm":
+            return self.mlp(attn_normed)
+        if not c.pre_norms:
+            return self.mlp(x)
+        return self.mlp(x, self.mlp_norm)
 
 
 def _scaled(x: jax.Array, factor: float) -> jax.Array:

@@ -4,6 +4,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.models.linear import project
+
 
 class Embedding(nn.Module):
     """A table ``embedding[V, D]``: ids in, rows out; `logits` is the tied head."""
@@ -23,4 +25,4 @@ class Embedding(nn.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """``hidden[R, D] -> logits[R, V]`` in the dtype of the weights."""
-        return jax.lax.dot_general(hidden, self.embedding, (((1,), (1,)), ((), ())))
+        return project(hidden, self.embedding)

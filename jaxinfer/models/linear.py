@@ -7,12 +7,35 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+FEW_TOKENS = 256
+"""Up to so many tokens the CPU takes the weights as the left operand."""
+
+
+def project(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """``x[T, in] . weight[out, in]^T``, ``[T, out]``.
+
+    XLA's CPU backend rearranges a product's right operand at every use and reads the left one where it lies. So a step
+    of few tokens is computed as ``(weight . x^T)^T`` there, in a tenth to two fifths less time.
+    """
+    if x.shape[0] > FEW_TOKENS:
+        return _weights_right(x, weight)
+    return jax.lax.platform_dependent(x, weight, cpu=_weights_left, default=_weights_right)
+
+
+def _weights_right(x: jax.Array, weight: jax.Array) -> jax.Array:
+    return jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())))
+
+
+def _weights_left(x: jax.Array, weight: jax.Array) -> jax.Array:
+    columns = jax.lax.optimization_barrier(x.T)  # without the barriers XLA rewrites it to have the weights on the right
+    return jax.lax.optimization_barrier(weight @ columns).T
+
 
 class Linear(nn.Module):
     """``y = x . kernel^T + bias`` with fused, shardable axes.
 
     The kernel has shape ``[*out_shape, *in_shape]``; `x` is ``[T, *in_shape]`` and the result ``[T, *out_shape]``.
-    Contracting the last axis of both operands is the orientation XLA's CPU backend runs fastest; a GPU does not care.
+    With every weight as ``[out, in]`` the CPU can read it in place (`project`); a GPU does not care.
 
     Attributes:
         out_shape: output axes, e.g. ``(K, G + 2, H)`` of the fused qkv projection.
@@ -34,8 +57,7 @@ class Linear(nn.Module):
         shape = (*self.out_shape, *self.in_shape)
         fan_in = math.prod(self.in_shape)
         kernel = self.param("kernel", nn.initializers.normal(fan_in**-0.5), shape, self.param_dtype)
-        flat = kernel.reshape(-1, fan_in)
-        y = jax.lax.dot_general(x.reshape(-1, fan_in), flat, (((1,), (1,)), ((), ())))
+        y = project(x.reshape(-1, fan_in), kernel.reshape(-1, fan_in))
         if self.sum_over is not None:
             y = jax.lax.psum(y, self.sum_over)
         y = y.reshape(x.shape[0], *self.out_shape)

@@ -6,7 +6,9 @@ import jax.numpy as jnp
 
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.linear import Linear
-from jaxinfer.models.mlp import MLP, activation
+from jaxinfer.models.mlp import MLP
+from jaxinfer.models.norm import Norm
+from pallas_kernels.gated_matmul import ACTIVATIONS
 
 MAX_HIDDEN_VALUES = 1 << 27
 """Values of all experts' hidden layers that are held at a time: a longer step goes through in slices of its tokens."""
@@ -19,7 +21,7 @@ class MixtureOfExperts(nn.Module):
     ``[E, 2, F, D]`` and ``[D, E, F]``, each read once. A decode of many rows reads all experts anyway; a long prompt
     pays E / k times the arithmetic.
 
-    `sum_over`: see `Linear`; F is split over that axis.
+    `norm`: as for `MLP`. `sum_over`: see `Linear`; F is split over that axis.
     """
 
     config: ModelConfig
@@ -27,15 +29,16 @@ class MixtureOfExperts(nn.Module):
     sum_over: str | None = None
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, norm: Norm | None = None) -> jax.Array:
         c, width = self.config, self.config.moe_intermediate_size
+        x = x if norm is None else norm(x)
         weights = self._route(x)
         gate_up = Linear((c.num_experts, 2, width), (c.hidden_size,), False, self.param_dtype, name="gate_up")
         down = Linear((c.hidden_size,), (c.num_experts, width), False, self.param_dtype, self.sum_over, name="down")
 
         def experts(x: jax.Array, weights: jax.Array) -> jax.Array:
             hidden = gate_up(x)
-            hidden = activation(c.hidden_act)(hidden[:, :, 0]) * hidden[:, :, 1]
+            hidden = ACTIVATIONS[c.hidden_act](hidden[:, :, 0]) * hidden[:, :, 1]
             return down(hidden * weights[:, :, None])
 
         tokens = x.shape[0]

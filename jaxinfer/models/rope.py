@@ -37,7 +37,7 @@ def inverse_frequencies(config: ModelConfig, *, local: bool = False) -> np.ndarr
 
 
 def rotation(config: ModelConfig, positions: jax.Array, rope: str = "global") -> Rotation:
-    """Angles of ``positions[T]`` (int32), kept in float32 at every model dtype.
+    """Angles of ``positions[T]`` (int32, not negative), kept in float32 at every model dtype.
 
     Args:
         config: the architecture.
@@ -48,10 +48,21 @@ def rotation(config: ModelConfig, positions: jax.Array, rope: str = "global") ->
         ones = jnp.ones((positions.shape[0], 1), jnp.float32)
         return Rotation(ones, jnp.zeros_like(ones))
     frequencies = inverse_frequencies(config, local=rope == "local")
-    angles = positions.astype(jnp.float32)[:, None] * frequencies[None, :]
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
     magnitude = 1.0 if rope == "local" or config.rope_scaling is None else config.rope_scaling.magnitude()
-    return Rotation(cos, sin) if magnitude == 1 else Rotation(cos * magnitude, sin * magnitude)
+
+    def compute() -> Rotation:
+        angles = positions.astype(jnp.float32)[:, None] * frequencies[None, :]
+        cos, sin = jnp.cos(angles), jnp.sin(angles)
+        return Rotation(cos, sin) if magnitude == 1 else Rotation(cos * magnitude, sin * magnitude)
+
+    def compute_once() -> Rotation:
+        # XLA's CPU backend would compute them anew in every layer and for every head: it fuses them into their users,
+        # past a barrier too, but not out of a branch.
+        zeros = jnp.zeros((positions.shape[0], frequencies.size), jnp.float32)
+        return jax.lax.cond(positions[0] >= 0, compute, lambda: Rotation(zeros, zeros))
+
+    rotation: Rotation = jax.lax.platform_dependent(cpu=compute_once, default=compute)
+    return rotation
 
 
 def rotate(x: jax.Array, angles: Rotation) -> jax.Array:

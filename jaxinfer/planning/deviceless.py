@@ -96,8 +96,8 @@ def gpu_target(name: str, num_devices: int = 1) -> GPUTarget:
     except Exception as error:  # the exception's type differs between JAX versions
         raise RuntimeError(
             f"JAX cannot describe a GPU ({error}): its CUDA plugin is missing or did not start. Install "
-            f"jax-cuda12-plugin=={jax.__version__} and jax-cuda12-pjrt=={jax.__version__}; on a machine without a GPU "
-            "set JAX_PLATFORMS=cpu for the process"
+            f"jax-cuda12-plugin=={jax.__version__}, jax-cuda12-pjrt=={jax.__version__} and nvidia-cuda-nvcc-cu12; on a "
+            "machine without a GPU set JAX_PLATFORMS=cpu for the process"
         ) from error
     return GPUTarget(spec, Mesh(np.array(topology.devices), ("model",), axis_types=(AxisType.Auto,)))
 

@@ -7,6 +7,9 @@ from jaxinfer.planning.xla_dump import Launch
 
 _HEADER = ("", "launch", "computes", "blocks", "threads", "registers", "spilled", "shared")
 
+# What functions of JAX add to a source, and nobody wrote.
+_WRAPPERS = ("jit(", "vmap(", "shard_map", "closed_call", "cond", "branch_")
+
 
 def launch_table(launches: Sequence[Launch], kernels: Iterable[KernelResources]) -> str:
     """One line a launch: its name, the JAX operation behind it, and what a kernel takes of an SM.
@@ -26,7 +29,7 @@ def launch_table(launches: Sequence[Launch], kernels: Iterable[KernelResources])
 
 def operation(source: str) -> str:
     """The last parts of a launch's source: "attn/qkv/dot_general"."""
-    parts = [part for part in source.split("/") if not part.startswith(("jit(", "vmap(", "shard_map", "closed_call"))]
+    parts = [part for part in source.split("/") if not part.startswith(_WRAPPERS)]
     for name in ("DecoderLayer", "Decoder"):
         if name in parts:
             parts = parts[parts.index(name) + 1 :]

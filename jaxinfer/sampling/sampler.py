@@ -1,5 +1,6 @@
 """The sampler: logits rows -> drawn tokens and log-probabilities, on the device, one program for every mix of rows."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,9 @@ from jaxinfer.sampling.batch import SamplingBatch
 from jaxinfer.sampling.logits import LogitsContext, LogitsProcessor, apply_bias, apply_penalties, keep_candidates
 from jaxinfer.sampling.noise import gumbel_noise
 from jaxinfer.sampling.state import SamplingState, record_tokens
+
+CPU_BLOCK = 8
+"""Rows perturbed together on the CPU, at most: some arrays of 8 rows of a vocabulary fit its cache."""
 
 
 class Logprobs(NamedTuple):
@@ -78,7 +82,11 @@ def sample(
     """
     processed = _process(logits, batch, state, processors)
     random = batch.draws & (batch.temperature > 0)
-    scores = lax.cond(jnp.any(random), lambda: _perturb(processed, batch, random), lambda: processed)
+    scores = lax.cond(
+        jnp.any(random),
+        lambda: lax.platform_dependent(processed, batch, random, cpu=_perturb_in_blocks, default=_perturb),
+        lambda: processed,
+    )
     tokens, best = first_largest(scores)
     logprobs = lax.cond(
         jnp.any(batch.want_logprobs > 0),
@@ -173,3 +181,12 @@ def _perturb(processed: jax.Array, batch: SamplingBatch, random: jax.Array) -> j
     candidates = keep_candidates(scaled, batch.top_k, batch.top_p, batch.min_p, random)
     noise = gumbel_noise(batch.seed_lo, batch.seed_hi, batch.child_index, batch.position, processed.shape[1])
     return jnp.where(random[:, None], candidates + noise, processed)
+
+
+def _perturb_in_blocks(processed: jax.Array, batch: SamplingBatch, random: jax.Array) -> jax.Array:
+    """`_perturb`, some rows after the others. It needs several arrays of the logits' size: for all rows they would come
+    from memory, and from pages that malloc has just got from the system, which takes longer than the arithmetic.
+    """
+    size = math.gcd(processed.shape[0], CPU_BLOCK)
+    blocks = jax.tree.map(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), (processed, batch, random))
+    return lax.map(lambda block: _perturb(*block), blocks).reshape(processed.shape)

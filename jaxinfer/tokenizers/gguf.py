@@ -69,8 +69,13 @@ def _tokens(fields: Mapping[str, Any]) -> tuple[list[str], list[int]]:
     return tokens, types
 
 
-def _special_tokens(fields: Mapping[str, Any], tokens: list[str]) -> dict[str, str]:
-    special = {}
+def special_tokens(fields: Mapping[str, Any]) -> dict[str, str]:
+    """Texts of a file's special tokens by their Hugging Face names.
+
+    Raises:
+        ValueError: an id is outside the vocabulary; names the field.
+    """
+    special, (tokens, _) = {}, _tokens(fields)
     for name, key in _ID_KEYS.items():
         token_id = fields.get(key)
         if token_id is None:
@@ -81,7 +86,8 @@ def _special_tokens(fields: Mapping[str, Any], tokens: list[str]) -> dict[str, s
     return special
 
 
-def _templates(fields: Mapping[str, Any]) -> dict[str, str]:
+def chat_templates(fields: Mapping[str, Any]) -> dict[str, str]:
+    """A file's chat templates by name, the main one as "default"."""
     prefix = "tokenizer.chat_template"
     named = {key[len(prefix) + 1 :]: str(text) for key, text in fields.items() if key.startswith(prefix + ".")}
     return named | ({"default": str(fields[prefix])} if prefix in fields else {})
@@ -113,33 +119,54 @@ def _byte_level(fields: Mapping[str, Any]) -> HFTokenizer:
         backend.add_tokens([tokenizers.AddedToken(token, normalized=False, special=special) for token in chosen])
     return HFTokenizer(
         backend,
-        special_tokens=_special_tokens(fields, tokens),
-        templates=_templates(fields),
+        special_tokens=special_tokens(fields),
+        templates=chat_templates(fields),
         add_bos_token=bool(fields.get("tokenizer.ggml.add_bos_token", pre in WHOLE_WORD_NAMES)),
         add_eos_token=bool(fields.get("tokenizer.ggml.add_eos_token", False)),
     )
 
 
 def _sentencepiece(fields: Mapping[str, Any]) -> SentencePieceTokenizer:
-    tokens, types = _tokens(fields)
-    scores = [float(score) for score in _field(fields, "tokenizer.ggml.scores")]
-    if len(scores) != len(tokens):
-        raise ValueError(
-            f"tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens; the file is damaged"
-        )
-    if _UNKNOWN not in types:
-        types[int(fields.get("tokenizer.ggml.unknown_token_id", 0))] = _UNKNOWN
-    add_prefix = bool(fields.get("tokenizer.ggml.add_space_prefix", True))
-    matched = [AddedToken(i, text) for i, text in enumerate(tokens) if types[i] == _USER_DEFINED]
+    model = sentencepiece_model(fields)
     try:
         return SentencePieceTokenizer(
-            bpe_model(tokens, scores, types, add_dummy_prefix=add_prefix),
-            special_tokens=_special_tokens(fields, tokens),
-            added_tokens=matched,
-            templates=_templates(fields),
+            model,
+            special_tokens=special_tokens(fields),
+            added_tokens=user_defined(fields),
+            templates=chat_templates(fields),
             add_bos_token=bool(fields.get("tokenizer.ggml.add_bos_token", True)),
             add_eos_token=bool(fields.get("tokenizer.ggml.add_eos_token", False)),
             prefix_every_segment=True,
         )
     except ValueError as error:
         raise ValueError(f"tokenizer.ggml.tokens: {error}") from error
+
+
+def sentencepiece_model(fields: Mapping[str, Any]) -> bytes:
+    """The serialised model of a file whose tokenizer is of the kind `llama`.
+
+    Raises:
+        ValueError: a field is missing or inconsistent; names the field.
+    """
+    tokens, types = _pieces(fields)
+    scores = [float(score) for score in _field(fields, "tokenizer.ggml.scores")]
+    if len(scores) != len(tokens):
+        raise ValueError(
+            f"tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens; the file is damaged"
+        )
+    add_prefix = bool(fields.get("tokenizer.ggml.add_space_prefix", True))
+    return bpe_model(tokens, scores, types, add_dummy_prefix=add_prefix)
+
+
+def user_defined(fields: Mapping[str, Any]) -> list[AddedToken]:
+    """The pieces of such a file that are matched in the raw text without being special."""
+    tokens, types = _pieces(fields)
+    return [AddedToken(i, text) for i, text in enumerate(tokens) if types[i] == _USER_DEFINED]
+
+
+def _pieces(fields: Mapping[str, Any]) -> tuple[list[str], list[int]]:
+    """Texts and types of all ids; sentencepiece wants one to stand for what is unknown."""
+    tokens, types = _tokens(fields)
+    if _UNKNOWN not in types:
+        types[int(fields.get("tokenizer.ggml.unknown_token_id", 0))] = _UNKNOWN
+    return tokens, types

@@ -72,6 +72,10 @@ class HFTokenizer:
             add_eos_token=settings.add_eos_token,
         )
 
+    def to_json(self) -> str:
+        """The pipeline as the content of a tokenizer.json."""
+        return self._backend.to_str(pretty=True)
+
     def _set_ends(self, add_bos: bool | None, add_eos: bool | None) -> None:
         """Replaces the step that adds BOS and EOS when the settings disagree with what it does."""
         ids = self._backend.encode("a").ids

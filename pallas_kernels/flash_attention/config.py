@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.dispatch import Device
+from pallas_kernels.flash_attention import measured
 
 MAX_HEAD_DIM = 256
 
@@ -27,8 +28,7 @@ class Tiles(NamedTuple):
     def fitted(self, num_queries: int, num_keys: int) -> "Tiles":
         """No larger than what there is to do, but never below the 16 rows of a matrix instruction."""
         queries, keys = min(self.queries, _covering(num_queries)), min(self.keys, _covering(num_keys))
-        smaller = queries * keys < self.queries * self.keys
-        return Tiles(queries, keys, 4 if smaller else self.num_warps, self.num_stages)
+        return self._replace(queries=queries, keys=keys)
 
 
 class TileSet(NamedTuple):
@@ -42,15 +42,20 @@ class TileSet(NamedTuple):
 INTERPRETED = TileSet(Tiles(16, 16, 4, 1), Tiles(16, 16, 4, 1), Tiles(16, 16, 4, 1))
 """For the interpreter: small, so that small inputs have several tiles."""
 
-FLOAT32 = TileSet(Tiles(32, 32, 4, 2), Tiles(32, 32, 4, 2), Tiles(32, 32, 4, 2))
-"""Everywhere: float32 tiles are twice as large and go through three products, so registers run out early."""
+# By lanes (the head dimension, up to a power of two from 64). Registers do not spill in the cases that tests/deviceless
+# compiles; two stages at least, because with one Triton loads through registers and spills many.
+FLOAT32 = {
+    64: TileSet(Tiles(32, 32, 4, 2), Tiles(32, 32, 4, 2), Tiles(32, 32, 8, 2)),
+    128: TileSet(Tiles(32, 32, 8, 2), Tiles(16, 32, 8, 2), Tiles(16, 16, 8, 2)),
+    256: TileSet(Tiles(16, 16, 8, 2), Tiles(16, 16, 8, 2), Tiles(16, 16, 8, 2)),
+}
+"""Everywhere: each operand is split into two TF32 numbers, and registers run out early (at 256 lanes, backward, they
+spill)."""
 
-# By lanes (the head dimension, up to a power of two), for 16-bit operands. No case spills registers, which
-# tests/deviceless checks.
 SM80 = {
     64: TileSet(Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 2), Tiles(32, 128, 8, 2)),
     128: TileSet(Tiles(128, 64, 8, 3), Tiles(64, 64, 8, 2), Tiles(32, 64, 8, 3)),
-    256: TileSet(Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 64, 8, 2)),
+    256: TileSet(Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 2)),
 }
 SM86 = {
     64: TileSet(Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 2), Tiles(32, 128, 8, 2)),
@@ -60,7 +65,7 @@ SM86 = {
 SM90 = {
     64: TileSet(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 2), Tiles(64, 128, 8, 2)),
     128: TileSet(Tiles(128, 128, 8, 2), Tiles(128, 64, 8, 2), Tiles(32, 128, 8, 3)),
-    256: TileSet(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(32, 64, 8, 2)),
+    256: TileSet(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(16, 64, 8, 2)),
 }
 
 
@@ -74,11 +79,14 @@ def tile_set(device: Device, dtype: np.dtype, head_dim: int) -> TileSet:
         raise NotImplementedError(f"head_dim={head_dim}: the Triton kernels go up to {MAX_HEAD_DIM}; use 'xla'")
     if device.platform != "gpu" or device.compute_capability is None:
         return INTERPRETED
+    lanes = max(64, _covering(head_dim))
     if dtype == jnp.float32:
-        return FLOAT32
+        return FLOAT32[lanes]
     # Consumer GPUs have 99 KiB of shared memory a program, sm80 163, sm90 and sm100 227.
     table = {(8, 0): SM80, (9, 0): SM90, (10, 0): SM90}.get(device.compute_capability, SM86)
-    return table[max(64, _covering(head_dim))]
+    key = (device.kind, lanes)
+    tables = (measured.FORWARD, measured.DQ, measured.DKV)
+    return TileSet(*(Tiles(*found.get(key, tiles)) for found, tiles in zip(tables, table[lanes], strict=True)))
 
 
 def _covering(size: int) -> int:

@@ -46,7 +46,8 @@ def paged_attention(
         pages: [P, 2K, S, H], the pool: keys of KV head h in row 2h, values in row 2h + 1; query head n uses KV head
             n // (N / K). Its dtype is q's, or one of the formats of `pallas_kernels.kv_format`: int8, float8_e4m3fn,
             float8_e5m2, or uint8[P, 2K, S, H / 2] for int4. A NaN key makes NaN of the tokens that see it and of no
-            others. What no token may see, in unused pages and behind the end of a row, can hold anything.
+            others. What is in unused pages, behind the end of a row or before the window of its first new token can be
+            anything, NaN included.
         block_tables: int32[B, M], page of each S positions of a row; unused entries hold any page id of the pool.
         query_start: int32[B + 1], ascending from 0; rows without tokens repeat the value. Tokens past
             ``query_start[B]`` are padding.
@@ -56,9 +57,9 @@ def paged_attention(
         window: the token at position p sees positions p - window + 1 .. p, at least 1; None for all.
         softcap: ``softcap * tanh(logits / softcap)`` takes the place of the scaled logits, above 0; None for none.
         tree_mask: bool[T, Qmax]; token t sees the j-th new token of its row iff ``tree_mask[t, j]``, in place of
-            causality among the new tokens; Qmax must cover the longest row. Such a token's position, from which the
-            window counts back over the cached ones, is the number of cached and new positions it sees, less one; its
-            window leaves out no new ones.
+            causality among the new tokens; Qmax must cover the longest row. A token that sees d others of its row is at
+            depth d of the tree: its window counts back over the cached positions as that of the d-th new token does
+            without a tree, and leaves out no new ones.
         work_list: what `make_work_list` returned for this step, to share it between layers.
         implementation: one of `pallas_kernels.dispatch.IMPLEMENTATIONS`; by default what made the work list if there
             is one, else the best for the current device.
@@ -175,6 +176,7 @@ def _choose(q: jax.Array, pages: jax.Array, options: dict[str, Any], implementat
         num_kv_heads=num_kv_heads,
         pages_shape=pages.shape,
         pages_dtype=pages.dtype,
+        dtype=q.dtype,
     )
     case = (str(q.dtype), str(pages.dtype), num_heads // num_kv_heads, q.shape[2], pages.shape[2])
     features = (options[field] is not None for field in ("window", "softcap", "tree_mask"))

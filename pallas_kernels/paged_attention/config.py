@@ -1,15 +1,14 @@
 """Tile sizes and split policy of the Triton kernel, by device and shape."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
 
 from pallas_kernels.dispatch import Device
 from pallas_kernels.kv_format import format_of
-from pallas_kernels.paged_attention.split_plan import ListPolicy, SplitPolicy
+from pallas_kernels.paged_attention import measured
+from pallas_kernels.paged_attention.split_plan import PART, ListPolicy, SplitPolicy
 
 
 @dataclass(frozen=True)
@@ -17,6 +16,7 @@ class TileConfig:
     """How one list of tiles is computed.
 
     Attributes:
+        block_m: rows of a program, those of a tile or `PART` of them.
         block_kv: positions of a tile.
         num_warps: of a program.
         num_stages: of the pipeline that loads tiles ahead. Page ids come a stage before the pages, and their loads
@@ -26,15 +26,12 @@ class TileConfig:
             the second loop takes to get going is.
     """
 
+    block_m: int
     block_kv: int
     num_warps: int
     num_stages: int
     edges: bool
 
-
-TABLE: Mapping[tuple[str, int, int, str], TileConfig] = MappingProxyType({})
-"""Measured: by device kind, rows of a tile, head dim and dtype of the pages. What is missing is chosen by `_heuristic`.
-`scripts/tune_kernels.py` makes the entries."""
 
 AMPLE_SHARED_MEMORY = ((8, 0), (9, 0), (10, 0))
 """Compute capabilities of data-centre GPUs, with 164 KB and more; the others have 100."""
@@ -53,30 +50,35 @@ def tile_config(
         pages_dtype: of the pool.
         tree: whether there is a tree mask, which takes registers.
     """
-    measured = TABLE.get((device.kind, block_m, head_dim, str(jnp.dtype(pages_dtype))))
-    config = measured or _heuristic(device, block_m, head_dim, dtype, pages_dtype)
+    fields = measured.TILES.get((device.kind, block_m, head_dim, str(jnp.dtype(pages_dtype))))
+    config = TileConfig(*fields) if fields else _heuristic(device, block_m, head_dim, dtype, pages_dtype)
     if tree and block_m > 16:
-        return replace(config, block_kv=min(config.block_kv, 32), num_warps=8)
+        most = 16 if block_m >= 128 and (device.compute_capability or (9, 0)) < (9, 0) else 32
+        return replace(config, block_kv=min(config.block_kv, most), num_warps=8)
     return config
 
 
 def _heuristic(device: Device, block_m: int, head_dim: int, dtype: Any, pages_dtype: Any) -> TileConfig:
     capability = device.compute_capability or (9, 0)
     wide = head_dim > 128
-    full = jnp.dtype(dtype).itemsize == 4  # three products for one, and twice the registers
+    full = jnp.dtype(dtype).itemsize == 4
     block_kv = 32 if wide or full else 64
     if capability not in AMPLE_SHARED_MEMORY:
         block_kv //= 2
     if block_m <= 16:
-        if wide and format_of(pages_dtype) is None and full:
+        if wide and full:
             block_kv = 16
         # Two buffers leave room for two or three programs on an SM, which hide one another's start.
-        return TileConfig(block_kv, 4, 5, edges=False)
+        return TileConfig(block_m, block_kv, 4, 5, edges=False)
+    if full:
+        # Three products for one want registers: no more than a part of a tile.
+        return TileConfig(min(block_m, PART), 16, 8, 3, edges=True)
+    num_warps = 8 if block_m >= 128 else 4
     if capability[0] in (9, 10):
-        return TileConfig(block_kv, 8 if block_m >= 128 or full else 4, 3, edges=True)
+        return TileConfig(block_m, block_kv, num_warps, 3, edges=True)
     if format_of(pages_dtype) is not None:
         block_kv = min(block_kv, 32)
-    return TileConfig(block_kv, 8 if block_m >= 128 or full else 4, 3 if full or wide else 5, edges=True)
+    return TileConfig(block_m, block_kv, num_warps, 3 if wide else 5, edges=True)
 
 
 def split_policy(
@@ -84,12 +86,14 @@ def split_policy(
 ) -> SplitPolicy:
     """How a step of T tokens in B rows is cut into tiles and pieces.
 
-    Four pieces an SM of short tiles keep a step's last pieces from being much of it. Tiles with many rows have large
-    partial results, and there are many of them where they are many; cutting them serves chunks of few tokens.
+    Four pieces an SM of short tiles, where nothing was measured, keep a step's last pieces from being much of it. Tiles
+    with many rows have large partial results, and there are many of them where they are many; cutting them serves
+    chunks of few tokens.
     """
     on_gpu = device.platform == "gpu"
     sms = device.num_sms if on_gpu else 4
-    short = ListPolicy(16, max(4 * sms // num_kv_heads, 1), 256)
+    pieces, min_piece = measured.PIECES.get(device.kind, (4, 256))
+    short = ListPolicy(16, max(pieces * sms // num_kv_heads, 1), min_piece)
     if num_tokens <= num_rows:
         return SplitPolicy(short, None)
     block_m = _long_block_m(device, sms, num_tokens, num_rows, group, num_kv_heads, head_dim)

@@ -16,6 +16,9 @@ import jax.numpy as jnp
 UNIT = 16
 """Rows of a partial result; a tile of ``block_m`` rows takes ``block_m / UNIT`` of them a piece."""
 
+PART = 64
+"""A tile's rows come in parts, each with a whole number of tokens, so that a kernel may take one part at a time."""
+
 ALIGN = 64
 """Pieces are cut at multiples of so many positions from where their tile begins."""
 
@@ -93,6 +96,11 @@ class SplitPlan:
         return max(tiles.block_m for tiles in (self.short, self.long) if tiles is not None)
 
 
+def tokens_of(block_m: int, group: int) -> int:
+    """The most tokens of a tile of `block_m` rows."""
+    return max(block_m // PART, 1) * (min(block_m, PART) // group)
+
+
 class _Rows(NamedTuple):
     """Rows that a list is for, the padding tokens being one more; int32[R] each."""
 
@@ -137,7 +145,7 @@ def make_split_plan(
     zero = jnp.zeros((1,), count.dtype)
     few = jnp.append(jnp.where(count <= limit, count, 0), zero).astype(jnp.int32)
     many = jnp.append(jnp.where(count > limit, count, 0), padding).astype(jnp.int32)
-    tokens = policy.long.block_m // group
+    tokens = tokens_of(policy.long.block_m, group)
     long_tiles = num_tokens // tokens + min(num_rows, num_tokens // (limit + 1)) + 1
     short, short_merges = _make_list(
         _Rows(start, few, context), min(num_rows, num_tokens), group, window, policy.short, 0
@@ -150,7 +158,7 @@ def _make_list(
     rows: _Rows, num_tiles: int, group: int, window: int | None, policy: ListPolicy, first_unit: int
 ) -> tuple[TileList, jax.Array]:
     """The pieces of at most `num_tiles` tiles, and the merges of those that have several."""
-    tokens = policy.block_m // group
+    tokens = tokens_of(policy.block_m, group)
     row, first, size = _tiles(rows, num_tiles, tokens)
     position = rows.context[row] - rows.count[row] + first - rows.start[row]
     end = jnp.maximum(position + size, 0) * (size > 0)

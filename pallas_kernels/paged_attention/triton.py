@@ -21,11 +21,29 @@ from pallas_kernels.triton_call import triton_call
 
 MAX_GROUP = 16
 
+HOPPER = ((9, 0), (10, 0))
+"""Compute capabilities with 227 KB of shared memory."""
+
+SIGNED_LIMIT = 1 << 31
+"""Elements that a signed 32-bit number can count."""
+
 
 def check_triton(
-    device: Device, *, num_heads: int, num_kv_heads: int, pages_shape: tuple[int, ...], pages_dtype: Any
+    device: Device,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    pages_shape: tuple[int, ...],
+    pages_dtype: Any,
+    dtype: Any = None,
 ) -> None:
     """Tells what the kernel cannot do.
+
+    Args:
+        device: what is compiled for.
+        num_heads, num_kv_heads: N, K.
+        pages_shape, pages_dtype: of the pool.
+        dtype: of the queries, if it is known.
 
     Raises:
         NotImplementedError: what it is, and what to use instead.
@@ -41,11 +59,16 @@ def check_triton(
             f"{num_heads} query heads on {num_kv_heads} KV heads: the Triton kernel takes at most {MAX_GROUP} a KV "
             "head; use implementation='xla'"
         )
-    # Pallas counts elements in 32 bits up to 4 GiB, and Triton takes them for signed.
-    if 1 << 31 < math.prod(pages_shape) <= 1 << 32 and jnp.dtype(pages_dtype).itemsize == 1:
+    head_dim = head_dim_of(jax.ShapeDtypeStruct(pages_shape, pages_dtype))
+    if jnp.float32 in (dtype, pages_dtype) and head_dim > 128 and device.compute_capability not in HOPPER:
         raise NotImplementedError(
-            f"pages{tuple(pages_shape)} of {jnp.dtype(pages_dtype)} take between 2 and 4 GiB, which the Triton kernel "
-            "cannot address in 8-bit elements; use fewer pages or more, or implementation='xla'"
+            f"float32 with head_dim={head_dim} takes more shared memory than {device.kind} has; use bfloat16 or "
+            "float16, or implementation='xla'"
+        )
+    if _is_paired(pages_shape, pages_dtype) and pages_shape[-1] % 2:
+        raise NotImplementedError(
+            f"pages{tuple(pages_shape)} of {jnp.dtype(pages_dtype)}, between 2 and 4 GiB, need an even last axis in "
+            "the Triton kernel; use another number of pages, or implementation='xla'"
         )
 
 
@@ -101,17 +124,21 @@ def paged_attention_triton(
             num_kv_heads=num_kv_heads,
             pages_shape=pages.shape,
             pages_dtype=pages.dtype,
+            dtype=q.dtype,
         )
     kv_format = format_of(pages.dtype)
     spec = KernelSpec(
         block_m=0,
+        parts=1,
         block_kv=0,
         group=num_heads // num_kv_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim_of(pages),
         page_size=pages.shape[2],
+        pages_dtype=pages.dtype,
         packed=kv_format is not None and kv_format.packed,
         quantized=kv_format is not None,
+        paired=_is_paired(pages.shape, pages.dtype),
         scale=scale,
         window=window,
         softcap=softcap,
@@ -121,7 +148,7 @@ def paged_attention_triton(
         precision=_precision(q.dtype, interpret),
         interpret=interpret,
     )
-    operands = [q, pages, block_tables]
+    operands = [q, _paired(pages) if spec.paired else pages, block_tables]
     if kv_format is not None:
         assert scales is not None
         operands.append(scales)
@@ -153,7 +180,8 @@ def _attend(
     interpret: bool,
 ) -> tuple[jax.Array, ...]:
     """One list of tiles: (out, partial results, their log-sum-exps), written into `carried` where there is one."""
-    spec = spec.for_tiles(tiles.block_m, config.block_kv, config.edges, len(carried))
+    parts = tiles.block_m // config.block_m
+    spec = spec.for_tiles(config.block_m, parts, config.block_kv, config.edges, len(carried))
     q = operands[0]
     results = (
         jax.ShapeDtypeStruct(q.shape, q.dtype),
@@ -165,7 +193,7 @@ def _attend(
         functools.partial(attend_kernel, spec),
         name=f"paged_attention_{name}",
         out_shape=results,
-        grid=(tiles.items.shape[0] * spec.num_kv_heads,),
+        grid=(tiles.items.shape[0] * parts * spec.num_kv_heads,),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         interpret=interpret,
@@ -182,7 +210,7 @@ def _merge(spec: KernelSpec, plan: SplitPlan, carried: tuple[jax.Array, ...], in
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         channels=spec.channels,
-        block=16,
+        block=32,
     )
     return triton_call(
         functools.partial(merge_kernel, merge),
@@ -200,3 +228,18 @@ def _precision(dtype: Any, interpret: bool) -> Any:
     if dtype != jnp.float32:
         return lax.Precision.DEFAULT
     return lax.Precision.HIGHEST if interpret else lax.DotAlgorithmPreset.TF32_TF32_F32_X3
+
+
+def _is_paired(pages_shape: tuple[int, ...], pages_dtype: Any) -> bool:
+    """Whether the pool's 8-bit elements must be counted in pairs.
+
+    Pallas counts elements in 32 bits up to 4 GiB, and Triton takes those for signed: from 2^31 on it would read below
+    the pool's beginning.
+    """
+    return jnp.dtype(pages_dtype).itemsize == 1 and SIGNED_LIMIT < math.prod(pages_shape) <= 1 << 32
+
+
+def _paired(pages: jax.Array) -> jax.Array:
+    """int16[P, 2K, S, H / 2]: the same memory."""
+    pairs = pages.reshape(*pages.shape[:-1], pages.shape[-1] // 2, 2)
+    return lax.bitcast_convert_type(pairs, jnp.int16)

@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.paged_attention.code_ptx import decode, decode_int4
-from pallas_kernels.paged_attention.split_plan import UNIT
+from pallas_kernels.paged_attention.split_plan import PART, UNIT, tokens_of
 
 MASKED = -1e30
 """Finite, since infinity less itself is NaN."""
@@ -33,10 +33,13 @@ class KernelSpec:
 
     Attributes:
         block_m, block_kv: rows (tokens times heads of the group) and positions of a tile.
+        parts: programs that share a tile of the plan, each with `block_m` of its rows.
         group: query heads of a KV head.
         num_kv_heads, head_dim, page_size: K, H, S.
+        pages_dtype: of the pool.
         packed: two int4 codes a byte.
         quantized: pages have scales.
+        paired: the pool's bytes come as int16 pairs.
         scale, window, softcap: as in `paged_attention`.
         tree: whether there is a tree mask.
         edges: whether tiles at the ends of what is visible have a loop of their own, so that the others need no mask.
@@ -47,12 +50,15 @@ class KernelSpec:
 
     block_m: int
     block_kv: int
+    parts: int
     group: int
     num_kv_heads: int
     head_dim: int
     page_size: int
+    pages_dtype: Any
     packed: bool
     quantized: bool
+    paired: bool
     scale: float
     window: int | None
     softcap: float | None
@@ -67,9 +73,21 @@ class KernelSpec:
         """H rounded up to a power of two, and to what the tensor core contracts over at a time."""
         return max(pl.next_power_of_2(self.head_dim), 16)
 
-    def for_tiles(self, block_m: int, block_kv: int, edges: bool, num_aliased: int) -> "KernelSpec":
+    @property
+    def part_rows(self) -> int:
+        """Rows that hold a whole number of tokens."""
+        return min(self.block_m, PART)
+
+    def for_tiles(self, block_m: int, parts: int, block_kv: int, edges: bool, num_aliased: int) -> "KernelSpec":
         """The same operation on tiles of a size."""
-        return replace(self, block_m=block_m, block_kv=block_kv, edges=self.edges or edges, num_aliased=num_aliased)
+        return replace(
+            self,
+            block_m=block_m,
+            parts=parts,
+            block_kv=block_kv,
+            edges=self.edges or edges,
+            num_aliased=num_aliased,
+        )
 
 
 @dataclass(frozen=True)
@@ -103,12 +121,15 @@ class _Tile:
 def attend_kernel(spec: KernelSpec, *refs: Any) -> None:
     """Attention of one piece of one tile for one KV head; operands as in `triton.py`."""
     named = _name(spec, refs)
-    item, head = pl.program_id(0) // spec.num_kv_heads, pl.program_id(0) % spec.num_kv_heads
-    size = named.items[item, 2]
+    index = pl.program_id(0)
+    head, index = lax.rem(index, spec.num_kv_heads), lax.div(index, spec.num_kv_heads)
+    item, part = lax.div(index, spec.parts), lax.rem(index, spec.parts)
+    skipped = part * tokens_of(spec.block_m, spec.group)
+    size = jnp.minimum(named.items[item, 2] - skipped, tokens_of(spec.block_m, spec.group))
 
     @pl.when(size > 0)
     def attend() -> None:
-        _attend(spec, named, item, head, size)
+        _attend(spec, named, item, head, skipped, size, part * (spec.block_m // UNIT))
 
 
 def _name(spec: KernelSpec, refs: Sequence[Any]) -> _Refs:
@@ -121,26 +142,40 @@ def _name(spec: KernelSpec, refs: Sequence[Any]) -> _Refs:
     return _Refs(items, q, pages, tables, scales, tree, query_start, context_lens, *rest)
 
 
-def _attend(spec: KernelSpec, refs: _Refs, item: jax.Array, head: jax.Array, size: jax.Array) -> None:
-    row, first, position = (refs.items[item, field] for field in (0, 1, 3))
-    low, high, unit = (refs.items[item, field] for field in (4, 5, 6))
+def _attend(
+    spec: KernelSpec,
+    refs: _Refs,
+    item: jax.Array,
+    head: jax.Array,
+    skipped: jax.Array,
+    size: jax.Array,
+    unit: jax.Array,
+) -> None:
+    """Tokens ``skipped .. skipped + size - 1`` of an item, whose partial result starts with its `unit`-th unit."""
+    row = refs.items[item, 0]
+    first, position = refs.items[item, 1] + skipped, refs.items[item, 3] + skipped
+    low, high, first_unit = (refs.items[item, field] for field in (4, 5, 6))
     cached = None
     if spec.tree:
         context = refs.context_lens[row]
         cached = context - (refs.query_start[row + 1] - refs.query_start[row])
         # The plan knows of causal tokens only: a tree's may see ones after them, and be less deep than their index.
-        high = jnp.where((high == position + size) & (high > 0), context, high)
+        tile_position = refs.items[item, 3]
+        high = jnp.where((high == tile_position + refs.items[item, 2]) & (high > 0), context, high)
         if spec.window is not None:
-            low = jnp.where(low == jnp.maximum(position - spec.window + 1, 0), cached - spec.window, low)
+            low = jnp.where(low == jnp.maximum(tile_position - spec.window + 1, 0), cached - spec.window + 1, low)
             low = jnp.maximum(low, 0)
-    index = lax.div(jnp.arange(spec.block_m), spec.group)
-    valid = index < size
+    line = jnp.arange(spec.block_m)
+    part, within = lax.div(line, spec.part_rows), lax.rem(line, spec.part_rows)
+    per_part = tokens_of(spec.part_rows, spec.group)
+    index = part * per_part + lax.div(within, spec.group)
+    valid = (index < size) & (within < per_part * spec.group)
     tokens = jnp.where(valid, first + index, first)
     positions = position + index
     if cached is not None and spec.window is not None:
         positions = cached + _depths(spec, refs, tokens, row)
     tile = _Tile(row, head, low, high, cached, tokens, positions)
-    heads = head * spec.group + lax.rem(jnp.arange(spec.block_m), spec.group)
+    heads = head * spec.group + lax.rem(within, spec.group)
     query = _load_query(spec, refs.q, tokens, heads)
 
     best, total, mixed = _softmax(spec, refs, tile, query, position, size)
@@ -149,17 +184,16 @@ def _attend(spec: KernelSpec, refs: _Refs, item: jax.Array, head: jax.Array, siz
     total = jnp.where(total == 0.0, 1.0, total)
     result = jnp.where(blind[:, None], 0.0, mixed / total[:, None])
 
-    @pl.when(unit < 0)
+    @pl.when(first_unit < 0)
     def write_result() -> None:
         # Rows that do not count keep away from those that do: the interpreter writes them too, as they were.
         target = refs.out.at[(first + index)[:, None], heads[:, None], jnp.arange(spec.channels)[None, :]]
         mask = valid[:, None] & (jnp.arange(spec.channels) < spec.head_dim)[None, :]
         plt.store(target, result.astype(refs.out.dtype), mask=mask)
 
-    @pl.when(unit >= 0)
+    @pl.when(first_unit >= 0)
     def write_partial() -> None:
-        line = jnp.arange(spec.block_m)
-        units, lines = unit + lax.div(line, UNIT), lax.rem(line, UNIT)
+        units, lines = first_unit + unit + lax.div(line, UNIT), lax.rem(line, UNIT)
         logsum = jnp.where(blind, MASKED, best + jnp.log2(total))
         plt.store(refs.lse.at[units, head, lines], logsum, mask=valid)
         target = refs.partial.at[units[:, None], head, lines[:, None], jnp.arange(spec.channels)[None, :]]
@@ -235,12 +269,17 @@ def _step(
 
 def _load_rows(spec: KernelSpec, ref: Any, pages: jax.Array, head_row: jax.Array, offsets: jax.Array) -> jax.Array:
     """Keys or values of the positions as they are stored: [block_kv, channels], or half as many bytes of int4."""
+    per_element = (2 if spec.packed else 1) * (2 if spec.paired else 1)
     if spec.channels == spec.head_dim:
-        return ref[pages, head_row, offsets]
-    pair = 2 if spec.packed else 1
-    channels = jnp.arange(spec.channels // pair)[None, :]
-    mask = jnp.broadcast_to(channels < spec.head_dim // pair, (spec.block_kv, spec.channels // pair))
-    return plt.load(ref.at[pages[:, None], head_row, offsets[:, None], channels], mask=mask, other=0)
+        rows = ref[pages, head_row, offsets]
+    else:
+        elements = jnp.arange(spec.channels // per_element)[None, :]
+        mask = jnp.broadcast_to(elements < spec.head_dim // per_element, (spec.block_kv, spec.channels // per_element))
+        rows = plt.load(ref.at[pages[:, None], head_row, offsets[:, None], elements], mask=mask, other=0)
+    if not spec.paired:
+        return rows
+    pair = (rows.astype(jnp.int8), lax.shift_right_logical(rows, jnp.int16(8)).astype(jnp.int8))
+    return lax.bitcast_convert_type(jnp.stack(pair, axis=2).reshape(spec.block_kv, -1), spec.pages_dtype)
 
 
 def _decoded(spec: KernelSpec, rows: jax.Array, dtype: Any, in_registers: bool = False) -> jax.Array:
@@ -294,12 +333,12 @@ def _visible(spec: KernelSpec, refs: _Refs, tile: _Tile, positions: jax.Array) -
 
 
 def _depths(spec: KernelSpec, refs: _Refs, tokens: jax.Array, row: jax.Array) -> jax.Array:
-    """int32[block_m]: how many of its row's new tokens each token sees, less one."""
+    """int32[block_m]: how many of its row's new tokens each token sees, less one, at least 0."""
     width = refs.tree.shape[1]
     node = jnp.arange(pl.next_power_of_2(width))
     named = refs.tree[tokens[:, None], jnp.minimum(node, width - 1)[None, :]]
     real = (node < width) & (node < refs.query_start[row + 1] - refs.query_start[row])
-    return jnp.sum((named & real[None, :]).astype(jnp.int32), axis=1) - 1
+    return jnp.maximum(jnp.sum((named & real[None, :]).astype(jnp.int32), axis=1) - 1, 0)
 
 
 def _quotient(value: jax.Array, divisor: int) -> jax.Array:
@@ -336,35 +375,40 @@ def merge_kernel(spec: MergeSpec, merges: Any, partial: Any, lse: Any, _out: Any
     index = pl.program_id(0)
     line, index = lax.rem(index, spec.rows), lax.div(index, spec.rows)
     head, index = lax.rem(index, spec.num_kv_heads), lax.div(index, spec.num_kv_heads)
+    per_part, within = tokens_of(PART, spec.group), lax.rem(line, PART)
+    token = lax.div(line, PART) * per_part + lax.div(within, spec.group)
 
-    @pl.when(line < merges[index, 1] * spec.group)
+    @pl.when((token < merges[index, 1]) & (within < per_part * spec.group))
     def merge() -> None:
-        _merge(spec, merges, partial, lse, out, index, head, line)
+        result = _merged(spec, merges, partial, lse, index, head, line)
+        channels = jnp.arange(spec.channels)
+        query_head = head * spec.group + lax.rem(within, spec.group)
+        target = out.at[merges[index, 0] + token, query_head, channels]
+        plt.store(target, result.astype(out.dtype), mask=channels < spec.head_dim)
 
 
-def _merge(
-    spec: MergeSpec, merges: Any, partial: Any, lse: Any, out: Any, index: jax.Array, head: jax.Array, line: jax.Array
-) -> None:
-    first, first_unit, stride, pieces = (merges[index, field] for field in (0, 2, 3, 4))
+def _merged(
+    spec: MergeSpec, merges: Any, partial: Any, lse: Any, index: jax.Array, head: jax.Array, line: jax.Array
+) -> jax.Array:
+    """float32[channels]."""
+    first_unit, stride, pieces = (merges[index, field] for field in (2, 3, 4))
     unit, line_of_unit = first_unit + lax.div(line, UNIT), lax.rem(line, UNIT)
+    channels = jnp.arange(spec.channels)[None, :]
 
     def add(step: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         best, total, mixed = carry
         nth = step * spec.block + jnp.arange(spec.block)
-        units = unit + jnp.minimum(nth, pieces - 1) * stride
-        logsum = jnp.where(nth < pieces, lse[units, head, line_of_unit], MASKED)
-        results = partial[units, head, line_of_unit]
+        exists, units = nth < pieces, unit + jnp.minimum(nth, pieces - 1) * stride
+        logsum = jnp.where(exists, lse[units, head, line_of_unit], MASKED)
+        mask = jnp.broadcast_to(exists[:, None], (spec.block, spec.channels))
+        results = plt.load(partial.at[units[:, None], head, line_of_unit, channels], mask=mask, other=0.0)
         new_best = jnp.maximum(best, jnp.max(logsum))
-        weights = jnp.exp2(logsum - new_best)
         # A piece without a visible key has MASKED too, and weight 1 until one with a key comes.
-        weights = jnp.where(nth < pieces, weights, 0.0)
+        weights = jnp.where(exists, jnp.exp2(logsum - new_best), 0.0)
         decay = jnp.exp2(best - new_best)
         mixed = mixed * decay + jnp.sum(results * weights[:, None], axis=0)
         return new_best, total * decay + jnp.sum(weights), mixed
 
     carry = (jnp.float32(MASKED), jnp.float32(0.0), jnp.zeros((spec.channels,), jnp.float32))
     _, total, mixed = lax.fori_loop(0, pl.cdiv(pieces, spec.block), add, carry)
-    result = (mixed / total).astype(out.dtype)
-    channels = jnp.arange(spec.channels)
-    token, query_head = first + lax.div(line, spec.group), head * spec.group + lax.rem(line, spec.group)
-    plt.store(out.at[token, query_head, channels], result, mask=channels < spec.head_dim)
+    return mixed / total

@@ -45,13 +45,11 @@ class Tiles(NamedTuple):
     num_tiles: jax.Array
 
 
-def query_tile(num_tokens: int, num_rows: int) -> int:
-    """Q: single tokens where a step of T tokens may be B decodes, `PREFILL_TILE` where it must hold longer rows."""
-    return 1 if num_tokens <= num_rows else PREFILL_TILE
-
-
-def make_tiles(query_start: jax.Array, context_lens: jax.Array, num_tokens: int, window: int | None = None) -> Tiles:
-    """Builds the list on the device.
+def make_tiles(
+    query_start: jax.Array, context_lens: jax.Array, num_tokens: int, window: int | None = None
+) -> tuple[Tiles, ...]:
+    """Builds the lists on the device: one of single tokens where a step of T tokens may be B decodes; where it may hold
+    longer rows, one of the rows with a single token and one of the longer rows.
 
     Args:
         query_start: int32[B + 1], as in `paged_attention`.
@@ -59,13 +57,30 @@ def make_tiles(query_start: jax.Array, context_lens: jax.Array, num_tokens: int,
         num_tokens: T, static.
         window: as in `paged_attention`.
     """
-    num_rows = context_lens.shape[0]
-    size = query_tile(num_tokens, num_rows)
-    tiles_of_row = -(-jnp.diff(query_start) // size)
+    num_new, num_rows = jnp.diff(query_start), context_lens.shape[0]
+    listed = partial(_tiles, query_start, context_lens, num_tokens, window)
+    if num_tokens <= num_rows:
+        return (listed(1, num_new, num_tokens),)
+    # A decode that took a whole tile would cost as much as that many tokens.
+    single = listed(1, jnp.where(num_new == 1, 1, 0), num_rows)
+    longer = jnp.where(num_new == 1, 0, -(-num_new // PREFILL_TILE))
+    return single, listed(PREFILL_TILE, longer, num_tokens // PREFILL_TILE + num_rows)
+
+
+def _tiles(
+    query_start: jax.Array,
+    context_lens: jax.Array,
+    num_tokens: int,
+    window: int | None,
+    size: int,
+    tiles_of_row: jax.Array,
+    width: int,
+) -> Tiles:
+    """W = `width` tiles of Q = `size` tokens, of which ``tiles_of_row[B]`` exist."""
     last_tile = jnp.cumsum(tiles_of_row)
     # All tiles of a row but its last are full.
-    tile = jnp.arange(num_tokens // size + (num_rows if size > 1 else 0), dtype=jnp.int32)
-    rows = jnp.minimum(jnp.searchsorted(last_tile, tile, side="right"), num_rows - 1).astype(jnp.int32)
+    tile = jnp.arange(width, dtype=jnp.int32)
+    rows = jnp.minimum(jnp.searchsorted(last_tile, tile, side="right"), context_lens.shape[0] - 1).astype(jnp.int32)
     starts = query_start[rows] + (tile - last_tile[rows] + tiles_of_row[rows]) * size
     ends = jnp.minimum(starts + size, query_start[rows + 1])
     seen = context_lens[rows] - query_start[rows + 1] + ends

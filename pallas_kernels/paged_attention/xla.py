@@ -1,6 +1,6 @@
 """Ragged paged attention in plain XLA: tiled, online softmax, every page read once a tile.
 
-Tiles that see a similar number of positions are taken `BLOCK` at a time and walk their pages in chunks with a dynamic
+Tiles that see a similar number of positions are taken some at a time and walk their pages in chunks with a dynamic
 trip count, so that the work follows the contexts (or the window) and not the width of the block table, and a gathered
 chunk stays in cache.
 """
@@ -16,8 +16,10 @@ from pallas_kernels.paged_attention.work_list import Tiles
 CHUNK = 64
 """Context positions gathered at a time (rounded to whole pages)."""
 
-BLOCK = 8
-"""Tiles attended together."""
+DECODE_BLOCK = 16
+PREFILL_BLOCK = 8
+"""Tiles attended together, of one token or of several: what is gathered for them should stay in cache, and the shortest
+of them waits for the longest."""
 
 MASKED = -1e30
 
@@ -86,7 +88,7 @@ def paged_attention_xla(
     window: int | None,
     softcap: float | None,
     tree_mask: jax.Array | None,
-    work_list: Tiles,
+    work_list: tuple[Tiles, ...],
 ) -> jax.Array:
     """Same contract as `paged_attention`."""
     pages_per_chunk = min(max(CHUNK // pages.shape[2], 1), block_tables.shape[1])
@@ -105,21 +107,27 @@ def paged_attention_xla(
         scale=scale,
         pages_per_chunk=pages_per_chunk,
     )
-    width = work_list.rows.shape[0]
-    block = min(BLOCK, width)
+    out = jnp.zeros_like(q)
+    for tiles in work_list:
+        out = _attend(step, tiles, out)
+    return out
+
+
+def _attend(step: _Step, tiles: Tiles, out: jax.Array) -> jax.Array:
+    """``out[T, N, H]`` with the attention of the tiles' tokens in it."""
+    width, size = tiles.tokens.shape
+    block = min(DECODE_BLOCK if size == 1 else PREFILL_BLOCK, width)
 
     def attend_block(index: jax.Array, out: jax.Array) -> jax.Array:
         # The last block slides back over tiles that were done before; it computes the same for them again.
         first = jnp.minimum(index * block, width - block)
         rows, tokens, valid = (
-            jax.lax.dynamic_slice_in_dim(field, first, block)
-            for field in (work_list.rows, work_list.tokens, work_list.valid)
+            jax.lax.dynamic_slice_in_dim(field, first, block) for field in (tiles.rows, tiles.tokens, tiles.valid)
         )
         result = _attend_tiles(step, rows, tokens, valid)
         return out.at[jnp.where(valid, tokens, out.shape[0])].set(result.astype(out.dtype), mode="drop")
 
-    num_blocks = (work_list.num_tiles + block - 1) // block
-    return jax.lax.fori_loop(0, num_blocks, attend_block, jnp.zeros_like(q))
+    return jax.lax.fori_loop(0, (tiles.num_tiles + block - 1) // block, attend_block, out)
 
 
 def _attend_tiles(step: _Step, rows: jax.Array, tokens: jax.Array, valid: jax.Array) -> jax.Array:
@@ -146,7 +154,8 @@ def _attend_tiles(step: _Step, rows: jax.Array, tokens: jax.Array, valid: jax.Ar
         best, total, mixed = carry
         page_ids, positions = _locate(tables, begin, index, step.pages_per_chunk, chunk)
         visible = jnp.repeat(sight.sees(positions), groups, axis=1)[:, None]
-        logits = _dot("wkqh,wklh->wkql", q, _gather(step, page_ids, 0)) * step.scale
+        keys, values = _gather(step, page_ids, sight.needs(positions), sight.last.max(1) >= 0)
+        logits = _dot("wkqh,wklh->wkql", q, keys) * step.scale
         if step.softcap is not None:
             logits = step.softcap * jnp.tanh(logits / step.softcap)
         logits = jnp.where(visible, logits, MASKED)
@@ -154,8 +163,6 @@ def _attend_tiles(step: _Step, rows: jax.Array, tokens: jax.Array, valid: jax.Ar
         weights = jnp.where(visible, jnp.exp(logits - new_best), 0.0)
         decay = jnp.exp(best - new_best)
         total = total * decay + weights.sum(-1, keepdims=True)
-        # A weight of 0 does not remove a value that is NaN, and what no token may see can be anything.
-        values = jnp.where(sight.needs(positions)[:, None, :, None], _gather(step, page_ids, 1), 0)
         update = _dot("wkql,wklh->wkqh", weights.astype(values.dtype), values)
         return new_best, total, mixed * decay + update
 
@@ -174,7 +181,7 @@ def _sight(step: _Step, rows: jax.Array, tokens: jax.Array, valid: jax.Array) ->
         in_tree, depth, last = None, index, index
     else:
         in_tree = step.tree_mask[tokens] & (jnp.arange(step.tree_mask.shape[1]) < new[:, :, None])
-        depth, last = in_tree.sum(-1) - 1, jnp.broadcast_to(new - 1, index.shape)
+        depth, last = jnp.maximum(in_tree.sum(-1) - 1, 0), jnp.broadcast_to(new - 1, index.shape)
     last = jnp.where(valid, cached[:, None] + last, -1)
     if step.window is None:
         return _Sight(None, last, cached, in_tree)
@@ -210,17 +217,40 @@ def _dot(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32, precision="highest")
 
 
-def _gather(step: _Step, page_ids: jax.Array, offset: int) -> jax.Array:
-    """Keys (`offset` 0) or values (1) of ``page_ids[W, C]`` as ``[W, K, C * S, H]``, laid out as the dots want them."""
-    heads, pages = step.pages.shape[1] // 2, step.pages
-    if jnp.issubdtype(pages.dtype, jnp.floating) and pages.itemsize == 1:
-        # XLA's CPU backend has no float8 gather: it would convert the whole pool to float16 first. It can gather bytes,
-        # and the barrier keeps the cast, which it would do to the whole pool too, from being moved out of the loop.
-        pages, page_ids = jax.lax.optimization_barrier((pages, page_ids))
-        pages = jax.lax.bitcast_convert_type(pages, jnp.uint8)
-    index = page_ids[:, None, :], (2 * jnp.arange(heads) + offset)[None, :, None]
-    stored = pages.at[index].get(mode="promise_in_bounds")
+def _gather(step: _Step, page_ids: jax.Array, needed: jax.Array, exists: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Keys and values of ``page_ids[W, C]``, both ``[W, K, C * S, H]``, laid out as the dots want them.
+
+    A weight of 0 does not remove a value that is NaN, and what no token may see can be anything: values of positions
+    that are not ``needed[1 or W, C * S]`` are 0, except in tiles of which nothing ``exists[W]``.
+    """
+    width, heads, size = page_ids.shape[0], step.pages.shape[1] // 2, step.pages.shape[2]
+    shape = (width, heads, needed.shape[1], step.q.shape[2])
+    needed = jnp.broadcast_to(needed, (width, needed.shape[1]))
+    rows = page_ids[:, None, :] * (2 * heads) + (2 * jnp.arange(heads))[None, :, None]
     if step.scales is not None:
-        stored = jax.lax.bitcast_convert_type(stored, step.pages.dtype)
-        stored = dequantize(stored, step.scales.at[index].get(mode="promise_in_bounds"))
-    return stored.reshape(page_ids.shape[0], heads, -1, step.q.shape[2])
+        keys, values = (_dequantized(step.pages, step.scales, rows + offset).reshape(shape) for offset in (0, 1))
+        return keys, jnp.where(needed[:, None, :, None], values, 0)
+    # A head's page is one long row: XLA's CPU backend copies rows of that length in vectors, but not shorter ones.
+    pool = step.pages.reshape(-1, size * shape[3])
+
+    def taken() -> tuple[jax.Array, jax.Array]:
+        return pool.at[rows].get(mode="promise_in_bounds"), pool.at[rows + 1].get(mode="promise_in_bounds")
+
+    def cleared() -> tuple[jax.Array, jax.Array]:
+        keys, values = taken()
+        # Computed where they are used, element by element, the flags would take longer than all the rest.
+        flags = jax.lax.optimization_barrier(jnp.repeat(needed.reshape(width, 1, -1, size), shape[3], axis=3))
+        return keys, jnp.where(flags, values, 0)
+
+    def taken_where_all_are_needed() -> tuple[jax.Array, jax.Array]:
+        # Besides saving the mask, this keeps XLA from fusing the gathers with a reshape, which would undo the vectors.
+        return jax.lax.cond(jnp.all(needed | ~exists[:, None]), taken, cleared)
+
+    keys, values = jax.lax.platform_dependent(cpu=taken_where_all_are_needed, default=cleared)
+    return keys.reshape(shape), values.reshape(shape)
+
+
+def _dequantized(pages: jax.Array, scales: jax.Array, rows: jax.Array) -> jax.Array:
+    """float32[W, K, C, S, H] of ``rows[W, K, C]`` of the pool, seen as ``[P * 2K, S, H]``."""
+    codes, scales = (array.reshape(-1, *array.shape[2:]) for array in (pages, scales))
+    return dequantize(codes.at[rows].get(mode="promise_in_bounds"), scales.at[rows].get(mode="promise_in_bounds"))

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.paged_attention import make_work_list, paged_attention
+from pallas_kernels.paged_attention.cases import AttentionShape, pairwise_shapes
 from scripts.gpu_checks import references
 from scripts.gpu_checks.check import Check, Ratios
-from scripts.gpu_checks.tolerance import attention_tolerance, relative_error
+from scripts.gpu_checks.tolerance import attention_tolerance, relative_error, worst_row_error
 
 Rows = tuple[tuple[int, int], ...]
 """(cached, new) positions of each row."""
@@ -80,20 +81,29 @@ def _shapes() -> list[Paged]:
     formats = ("int8", "float8_e4m3fn", "float8_e5m2", "uint8")
     shapes = [Paged(DECODES, label="decode"), Paged(MIXED, label="mixed"), Paged(PROMPTS, label="prompts")]
     shapes += [Paged(DECODES, pool=pool, label="decode") for pool in formats]
-    shapes += [Paged(MIXED, pool=pool, label="mixed") for pool in formats]
+    shapes += [Paged(PROMPTS, pool=pool, label="prompts") for pool in formats]
     shapes += [Paged(ONE_LONG, group=8, label="one long"), Paged(ONE_LONG, pool="int8", page_size=64, label="one long")]
-    shapes += [Paged(MIXED, head_dim=h, label="mixed") for h in (64, 80, 96, 256)]
-    shapes += [Paged(DECODES, group=g, kv_heads=3, label="decode") for g in (1, 2, 8, 16)]
-    shapes += [Paged(MIXED, group=g, kv_heads=1, label="mixed") for g in (1, 7, 16)]
-    shapes += [Paged(DECODES, page_size=s, label="decode") for s in (32, 64, 128)]
     shapes += [Paged(rows, window=48, label=label) for rows, label in ((DECODES, "decode"), (PROMPTS, "prompts"))]
-    shapes += [Paged(MIXED, softcap=30.0, label="mixed"), Paged(MIXED, pool="int8", window=20, label="mixed")]
-    shapes += [Paged(TREES, tree=True, label="trees"), Paged(TREES, pool="int8", tree=True, window=30, label="trees")]
-    shapes += [Paged(MIXED, dtype=d, label="mixed") for d in ("float16", "float32")]
-    shapes += [Paged(DECODES, dtype="float32", pool="int8", head_dim=64, label="decode")]
-    shapes += [Paged(DECODES, dtype="float16", pool="uint8", head_dim=256, group=2, label="decode")]
-    shapes += [Paged(PROMPTS, pool="float8_e5m2", dtype="float16", head_dim=80, page_size=32, label="prompts")]
-    return shapes
+    shapes += [Paged(DECODES, softcap=30.0, group=8, label="decode"), Paged(TREES, tree=True, label="trees")]
+    return shapes + [_from_shape(shape, index) for index, shape in enumerate(pairwise_shapes())]
+
+
+def _from_shape(shape: AttentionShape, index: int) -> Paged:
+    """One of the shapes in which every two properties meet; every third is a decode."""
+    rows, label = (TREES, "trees") if shape.tree else (DECODES, "decode") if index % 3 == 0 else (MIXED, "mixed")
+    return Paged(
+        rows,
+        shape.dtype,
+        "" if shape.pages_dtype == shape.dtype else shape.pages_dtype,
+        shape.num_kv_heads,
+        shape.group,
+        shape.head_dim,
+        shape.page_size,
+        shape.window,
+        shape.softcap,
+        shape.tree,
+        label,
+    )
 
 
 REHEARSAL = (
@@ -143,21 +153,15 @@ def _check(paged: Paged, implementation: str) -> Check:
     def judge(out: Any) -> Ratios:
         expected = _expected(paged, q.astype(np.float64), tables, pages, scales, tree_mask)
         owned = int(paged.query_start[-1])
-        error = relative_error(out[:owned].astype(np.float64), expected[:owned])
-        worst = _worst_token(out[:owned].astype(np.float64), expected[:owned])
+        pair, tolerance = (out[:owned].astype(np.float64), expected[:owned]), attention_tolerance(paged.dtype)
         return {
-            "out": error / attention_tolerance(paged.dtype),
-            "worst token": worst / (2 * attention_tolerance(paged.dtype)),
+            "out": relative_error(*pair) / tolerance,
+            "worst row": worst_row_error(*pair) / (2 * tolerance),
             "padding": 0.0 if not out[owned:].any() else float("inf"),
         }
 
     args = (q, pages, tables, paged.query_start, paged.contexts, scales, tree_mask)
     return Check(f"paged_attention {paged.name}", paged.kernel, run, args, judge)
-
-
-def _worst_token(actual: np.ndarray, expected: np.ndarray) -> float:
-    """The largest `relative_error` of a token: one wrong row among hundreds is lost in the norm of all."""
-    return max((relative_error(*pair) for pair in zip(actual, expected, strict=True)), default=0.0)
 
 
 def _pool(paged: Paged, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
@@ -169,15 +173,12 @@ def _pool(paged: Paged, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarra
     tables = np.zeros((len(paged.rows), max(int(counts.max()), 1)), np.int32)
     channels = paged.head_dim // 2 if paged.pool == "uint8" else paged.head_dim
     shape = (total, 2 * paged.kv_heads, size, channels)
-    pages = rng.integers(0, 256, shape).astype(np.uint8) if paged.pool else rng.standard_normal(shape)
-    if paged.pool == "int8":
-        pages = pages.view(np.int8)
-        pages[pages == -128] = 0
-    elif paged.pool == "uint8":
-        pages = pages - (pages & 0xF == 8).astype(np.uint8) - 16 * (pages >> 4 == 8).astype(np.uint8)  # -8 is no code
-    elif paged.pool:
-        pages = rng.standard_normal(shape)
-    pages = pages.astype(paged.pool_dtype)
+    if paged.pool == "uint8":
+        low, high = (rng.integers(-7, 8, shape) & 0xF for _ in range(2))
+        pages = (low | high << 4).astype(np.uint8)
+    else:
+        values = rng.integers(-127, 128, shape) if paged.pool == "int8" else rng.standard_normal(shape)
+        pages = values.astype(paged.pool_dtype)
     scales = rng.uniform(0.5, 1.5, shape[:3]).astype(np.float32) if paged.pool else None
     if scales is not None:
         scales /= {"int8": 64.0, "uint8": 4.0}.get(paged.pool, 1.0)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from scripts.gpu_checks.case import Case, Compiled, Program
 from scripts.gpu_checks.pools import random_values
 from scripts.gpu_checks.session import GIB, Session
-from scripts.gpu_checks.timing import Timing, time_chain
+from scripts.gpu_checks.timing import Timing
 
 SAMPLE_SECONDS = 0.05
 
@@ -55,8 +55,7 @@ def _result(session: Session, timing: Timing, num_bytes: int) -> dict[str, Any]:
 
 
 def _time(session: Session, step: Any, state: Any) -> Timing:
-    options = {"operations": 1, "samples": session.samples, "sample_seconds": SAMPLE_SECONDS}
-    return time_chain(step, state, rehearse=session.options.rehearse, **options)[0]
+    return session.time(step, state, operations=1, sample_seconds=SAMPLE_SECONDS)
 
 
 def _time_copy(num_bytes: int, session: Session, programs: Sequence[Compiled]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.gpu_checks import attention_checks, flash_checks, writing_checks
+from scripts.gpu_checks import attention_checks, flash_checks, product_checks, writing_checks
 from scripts.gpu_checks.case import Case
 from scripts.gpu_checks.session import Session
 
@@ -15,5 +15,5 @@ def cases(session: Session) -> list[Case]:
     return [check.case() for check in checks]
 
 
-MODULES = (attention_checks, writing_checks, flash_checks)
+MODULES = (attention_checks, writing_checks, product_checks, flash_checks)
 LEADING = 12

@@ -14,13 +14,13 @@ import numpy as np
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import param_shapes
 from jaxinfer.runner.inputs import StepSpec, packed_size, unpack
+from jaxinfer.runner.programs import GPU_OPTIONS
 from jaxinfer.runner.step import make_forward_step
 from jaxinfer.sampling.state import init_state
 from scripts.gpu_checks.case import Case, CheckFailed, Compiled, Program
 from scripts.gpu_checks.pools import random_tables, random_values
 from scripts.gpu_checks.scanned_step import make_scanned_step, stacked_shapes
 from scripts.gpu_checks.session import Session
-from scripts.gpu_checks.timing import time_chain
 
 LLAMA_8B = ModelConfig(
     vocab_size=128256,
@@ -42,15 +42,23 @@ TINY = ModelConfig(
 )
 BLOCK_SIZE = 16
 SAMPLE_SECONDS = 0.1
-NO_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
-"""XLA's option that captures nothing in CUDA graphs."""
+OPTIONS: dict[str, dict[str, bool | int | str]] = {
+    "": {},
+    "no graphs": {"xla_gpu_enable_command_buffer": ""},
+    "XLA's products": {"xla_gpu_enable_triton_gemm": True},
+    "scanned": {},
+}
+"""XLA's options of each variant, beside those of the engine."""
+
+TRITON_CALL = '"__gpu$xla.gpu.triton"'
 
 
 @dataclass(frozen=True)
 class Step:
     """B rows that each have `context` positions and get one more token.
 
-    `variant` is "" for the program the engine runs, "no graphs" or "scanned".
+    `variant` is one of `OPTIONS`: "" for the program that the engine runs, without CUDA graphs, with the products that
+    XLA writes and tunes in place of cuBLAS's, or with scanned layers.
     """
 
     config: ModelConfig
@@ -103,9 +111,10 @@ class Step:
 def steps(session: Session) -> list[Step]:
     """The steps of this run, the most important first."""
     if session.options.rehearse:
-        return [Step(TINY, 2, 20), Step(TINY, 2, 20, "no graphs"), Step(TINY, 2, 20, "scanned")]
+        return [Step(TINY, 2, 20, variant) for variant in OPTIONS]
     plain = [Step(LLAMA_8B, rows, 1024) for rows in (1, 32, 128)]
-    return [*plain, *(Step(LLAMA_8B, 32, 1024, variant) for variant in ("no graphs", "scanned"))]
+    others = [(1, "XLA's products"), (32, "no graphs"), (32, "scanned"), (32, "XLA's products")]
+    return plain + [Step(LLAMA_8B, rows, 1024, variant) for rows, variant in others]
 
 
 def cases(session: Session) -> list[Case]:
@@ -125,12 +134,15 @@ def step_program(step: Step) -> Program:
     """The engine's program."""
     leaves, tree = jax.tree.flatten(step.params)
     function = make_forward_step(step.config, tree, step.spec, block_size=BLOCK_SIZE, num_logprobs=0)
-    options = NO_GRAPHS if step.variant == "no graphs" else None
     kv = (jax.ShapeDtypeStruct((step.num_pages, *step.page_shape), jnp.bfloat16),) * step.config.num_hidden_layers
     state = jax.eval_shape(lambda: init_state(step.rows, step.config.vocab_size))
     packed = jax.ShapeDtypeStruct((packed_size(step.spec),), jnp.int32)
-    jitted = jax.jit(function, donate_argnums=(1, 2), compiler_options=options)
-    return Program(f"decode_step {step.name}", jitted, (tuple(leaves), kv, state, packed))
+    return Program(f"decode_step {step.name}", _jitted(step, function), (tuple(leaves), kv, state, packed))
+
+
+def _jitted(step: Step, function: Any) -> Any:
+    """As the engine does."""
+    return jax.jit(function, donate_argnums=(1, 2), compiler_options=dict(GPU_OPTIONS) | OPTIONS[step.variant])
 
 
 def scanned_program(step: Step) -> Program:
@@ -143,7 +155,7 @@ def scanned_program(step: Step) -> Program:
         jax.ShapeDtypeStruct((step.rows,), jnp.int32),
         jax.ShapeDtypeStruct((packed_size(step.spec),), jnp.int32),
     )
-    return Program(f"decode_step {step.name}", jax.jit(function, donate_argnums=(1, 2)), shapes)
+    return Program(f"decode_step {step.name}", _jitted(step, function), shapes)
 
 
 def packed_inputs(step: Step) -> jax.Array:
@@ -193,7 +205,7 @@ def _run(step: Step, session: Session, programs: Sequence[Compiled]) -> dict[str
     state = once((kv, init_state(step.rows, step.config.vocab_size), None))
     if not np.all(np.asarray(state[2])[1]):
         raise CheckFailed("the step's logits are not finite")
-    return _timed(step, session, once, state)
+    return _timed(step, session, once, state) | _kernels(session, run)
 
 
 def _run_scanned(step: Step, session: Session, programs: Sequence[Compiled]) -> dict[str, Any]:
@@ -202,17 +214,20 @@ def _run_scanned(step: Step, session: Session, programs: Sequence[Compiled]) -> 
     shape = (step.config.num_hidden_layers * step.num_pages, *step.page_shape)
     packed = packed_inputs(step)
     state = (random_values(shape, jnp.dtype(jnp.bfloat16), 11), jnp.zeros(step.rows, jnp.int32))
-    return _timed(step, session, lambda state: run(params, *state, packed), state)
+    return _timed(step, session, lambda state: run(params, *state, packed), state) | _kernels(session, run)
+
+
+def _kernels(session: Session, run: Any) -> dict[str, int]:
+    """How many calls of our kernels the program has: none where an operation fell back to plain XLA."""
+    return {"kernel_calls": run.as_text().count(TRITON_CALL)} if session.on_gpu else {}
 
 
 def _timed(step: Step, session: Session, once: Callable[[Any], Any], state: Any) -> dict[str, Any]:
-    timing, _ = time_chain(
+    timing = session.time(
         once,
         state,
         operations=1,
-        samples=session.samples,
         sample_seconds=SAMPLE_SECONDS,
-        rehearse=session.options.rehearse,
     )
     rates = session.share_of_bandwidth(step.moved_bytes, timing.seconds)
     speed = {"tokens_per_s": step.rows / timing.seconds} if session.options.claims_times else {}

@@ -12,7 +12,7 @@ import numpy as np
 from pallas_kernels.flash_attention import flash_attention
 from scripts.gpu_checks import references
 from scripts.gpu_checks.check import Check, Ratios
-from scripts.gpu_checks.tolerance import attention_tolerance, gradient_tolerance, relative_error
+from scripts.gpu_checks.tolerance import attention_tolerance, gradient_tolerance, relative_error, worst_row_error
 
 
 @dataclass(frozen=True)
@@ -107,22 +107,22 @@ def _visible(flash: Flash) -> np.ndarray:
 def _expected(flash: Flash) -> references.FlashResult:
     q, k, v, g, *_ = (None if x is None else x.astype(np.float64) for x in _inputs(flash))
     masking = references.Masking(flash.head_dim**-0.5, softcap=flash.softcap)
-    return references.flash_attention(q, k, v, g, _visible(flash), masking)  # type: ignore[arg-type]
+    return references.flash_attention(q, k, v, g, _visible(flash), masking)
 
 
 def _call(flash: Flash, implementation: str, return_lse: bool) -> Any:
-    options = {"causal": flash.causal, "window": flash.window, "softcap": flash.softcap}
-
     def run(q: jax.Array, k: jax.Array, v: jax.Array, segments: Any, lengths: Any) -> Any:
         return flash_attention(
             q,
             k,
             v,
+            causal=flash.causal,
+            window=flash.window,
+            softcap=flash.softcap,
             segment_ids=segments,
             kv_lengths=lengths,
             return_lse=return_lse,
             implementation=implementation,
-            **options,
         )
 
     return run
@@ -136,6 +136,7 @@ def _forward(flash: Flash, implementation: str) -> Check:
         expected, tolerance = _expected(flash), attention_tolerance(flash.dtype)
         return {
             "out": relative_error(out.astype(np.float64), expected.out) / tolerance,
+            "worst row": worst_row_error(out.astype(np.float64), expected.out) / (2 * tolerance),
             "lse": relative_error(lse.astype(np.float64), expected.lse) / tolerance,
         }
 
@@ -152,8 +153,12 @@ def _backward(flash: Flash, implementation: str) -> Check:
 
     def judge(results: Any) -> Ratios:
         expected, tolerance = _expected(flash), gradient_tolerance(flash.dtype)
-        pairs = zip(("dq", "dk", "dv"), results, strict=True)
-        return {n: relative_error(r.astype(np.float64), getattr(expected, n)) / tolerance for n, r in pairs}
+        ratios = {}
+        for name, result in zip(("dq", "dk", "dv"), results, strict=True):
+            pair = result.astype(np.float64), getattr(expected, name)
+            ratios[name] = relative_error(*pair) / tolerance
+            ratios[f"worst row of {name}"] = worst_row_error(*pair) / (2 * tolerance)
+        return ratios
 
     kernel = "flash_attention gradient" if flash.plain else "flash_attention gradient with options"
     return Check(f"{flash.name} gradient", kernel, gradients, (q, k, v, g, segments, lengths), judge)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-STAGES = ("card", "correctness", "bandwidth", "paged_decode", "prefill", "peers", "decode_step")
+STAGES = ("card", "correctness", "bandwidth", "paged_decode", "prefill", "peers", "products", "decode_step")
 """In the order in which they run."""
 
 

@@ -16,7 +16,6 @@ from pallas_kernels.paged_attention import make_work_list, paged_attention
 from scripts.gpu_checks.case import Case, CheckFailed, Compiled, Program
 from scripts.gpu_checks.pools import SEED, random_scales, random_tables, random_values
 from scripts.gpu_checks.session import Session
-from scripts.gpu_checks.timing import time_chain
 from scripts.gpu_checks.tolerance import attention_tolerance, relative_error
 
 HEAD_DIM = 128
@@ -143,18 +142,20 @@ def decodes(session: Session) -> tuple[Decode, ...]:
 
 def cases(session: Session) -> list[Case]:
     """Our kernel on every shape."""
-    return [
-        Case(
-            "paged_decode",
-            decode.name,
-            partial(_run, decode),
-            (chain_program(session, decode), inputs_program(decode), row_program(decode)),
-            kernel=decode.kernel,
-            num_bytes=decode.num_bytes,
-            facts={"rows": decode.rows, "context": decode.context, "group": decode.group, "kv": decode.kv},
-        )
-        for decode in decodes(session)
-    ]
+    return [decode_case(session, decode) for decode in decodes(session)]
+
+
+def decode_case(session: Session, decode: Decode) -> Case:
+    """Our kernel on one shape, checked and timed."""
+    return Case(
+        "paged_decode",
+        decode.name,
+        partial(_run, decode),
+        (chain_program(session, decode), inputs_program(decode), row_program(decode)),
+        kernel=decode.kernel,
+        num_bytes=decode.num_bytes,
+        facts={"rows": decode.rows, "context": decode.context, "group": decode.group, "kv": decode.kv},
+    )
 
 
 def chain_program(session: Session, decode: Decode) -> Program:
@@ -244,13 +245,11 @@ def _run(decode: Decode, session: Session, programs: Sequence[Compiled]) -> dict
     error = _error(decode, asked, partial(gather, pages, scales), tables[0], np.asarray(first).astype(np.float64))
     if not error <= attention_tolerance("bfloat16"):
         raise CheckFailed(f"relative error {error:.3g} against float64", error=error)
-    timing, _ = time_chain(
+    timing = session.time(
         lambda query: run(query, *fixed)[0],
         last,
         operations=2 if session.options.rehearse else decode.calls,
-        samples=session.samples,
         sample_seconds=SAMPLE_SECONDS,
-        rehearse=session.options.rehearse,
     )
     rates = session.share_of_bandwidth(decode.call_bytes, timing.seconds)
     return timing.values(session.options.claims_times) | rates | {"error": error, "mib": decode.call_bytes >> 20}

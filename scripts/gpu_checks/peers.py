@@ -17,7 +17,6 @@ from scripts.gpu_checks.paged_decode import Decode
 from scripts.gpu_checks.pools import SEED, random_tables, random_values
 from scripts.gpu_checks.prefill import Prefill
 from scripts.gpu_checks.session import Session
-from scripts.gpu_checks.timing import time_chain
 
 DECODES = ((64, 8192), (1, 8192), (16, 1024))
 
@@ -28,7 +27,7 @@ def cases(session: Session) -> list[Case]:
     for shape in prefill.shapes(session):
         facts = {"batch": shape.batch, "length": shape.length, "what": "torch SDPA"}
         result.append(Case("peers", f"torch SDPA {shape.name}", partial(_torch, shape), facts=facts))
-        if session.options.claims_times or session.options.compile_for:
+        if session.options.claims_times:  # cuDNN is needed to compile it too
             attend = partial(jax.nn.dot_product_attention, is_causal=True, implementation="cudnn")
             result.append(prefill.attention_case(session, "peers", "JAX cuDNN", shape, attend))
     for decode in _decodes(session):
@@ -59,9 +58,7 @@ def _torch(shape: Prefill, session: Session, programs: Sequence[Compiled]) -> di
 def _paged_case(session: Session, decode: Decode) -> Case:
     """JAX's kernel with its default tiles, on the pages and tables of `paged_decode`."""
     calls = 2 if session.options.rehearse else decode.calls
-    splits = 16 if decode.width % 16 == 0 else 1
-    # A split has a whole number of blocks of 8 pages.
-    options = {"k_splits": splits, "pages_per_compute_block": 8 if decode.width // splits % 8 == 0 else 1}
+    options = {"k_splits": 16 if decode.width % 16 == 0 else 1}  # each split has the same number of pages
 
     def run(q: jax.Array, keys: jax.Array, values: jax.Array, tables: jax.Array, contexts: jax.Array) -> jax.Array:
         for index in range(calls):
@@ -120,13 +117,11 @@ def _run_paged(decode: Decode, session: Session, programs: Sequence[Compiled]) -
     q, keys, values = make(jnp.int32(2))
     tables = random_tables(np.random.default_rng(5), decode.table_sets, decode.rows, decode.width)
     fixed = (keys, values, jnp.asarray(tables), jnp.asarray(decode.contexts))
-    timing, _ = time_chain(
+    timing = session.time(
         lambda query: run(query, *fixed),
         q,
         operations=2 if session.options.rehearse else decode.calls,
-        samples=session.samples,
         sample_seconds=paged_decode.SAMPLE_SECONDS,
-        rehearse=session.options.rehearse,
     )
     rates = session.share_of_bandwidth(decode.call_bytes, timing.seconds)
     return timing.values(session.options.claims_times) | rates

@@ -16,7 +16,6 @@ from pallas_kernels.paged_attention import make_work_list, paged_attention
 from scripts.gpu_checks.case import Case, CheckFailed, Compiled, Program
 from scripts.gpu_checks.pools import SEED, random_tables, random_values
 from scripts.gpu_checks.session import Session
-from scripts.gpu_checks.timing import time_chain
 from scripts.gpu_checks.tolerance import attention_tolerance, relative_error
 
 ASSUMED_FLOPS = 4e14
@@ -83,15 +82,20 @@ def cases(session: Session) -> list[Case]:
     """Flash attention and paged attention on every shape, then flash attention's gradients."""
     result = []
     for prefill in shapes(session):
-        flash = partial(flash_attention, causal=True, implementation=session.implementation)
-        result.append(attention_case(session, "prefill", "flash_attention", prefill, flash, kernel="flash_attention"))
-        paged = partial(_paged, prefill, session.implementation)
-        result.append(
-            attention_case(session, "prefill", "paged_attention", prefill, paged, kernel="paged_attention bfloat16")
-        )
-    middle = shapes(session)[len(shapes(session)) // 2]
-    result.append(_gradient_case(session, middle))
-    return result
+        result += [flash_case(session, prefill), paged_case(session, prefill)]
+    return [*result, gradient_case(session, shapes(session)[len(shapes(session)) // 2])]
+
+
+def flash_case(session: Session, prefill: Prefill) -> Case:
+    """Our flash attention on one shape."""
+    attend = partial(_flash, session.implementation)
+    return attention_case(session, "prefill", "flash_attention", prefill, attend, kernel="flash_attention")
+
+
+def paged_case(session: Session, prefill: Prefill) -> Case:
+    """Our paged attention on one shape."""
+    attend = partial(_paged, prefill, session.implementation)
+    return attention_case(session, "prefill", "paged_attention", prefill, attend, kernel="paged_attention bfloat16")
 
 
 def attention_case(
@@ -138,6 +142,12 @@ def inputs_program(prefill: Prefill) -> Program:
     return Program(f"prefill inputs {prefill.name}", jax.jit(make), (SEED,))
 
 
+def _flash(implementation: str, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    out = flash_attention(q, k, v, causal=True, implementation=implementation)
+    assert isinstance(out, jax.Array)
+    return out
+
+
 def _paged(prefill: Prefill, implementation: str, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """The same through pages cut from k and v, which XLA does once for all calls of a program."""
     batch, length, heads, head_dim = q.shape
@@ -164,12 +174,12 @@ def _paged(prefill: Prefill, implementation: str, q: jax.Array, k: jax.Array, v:
     return out.reshape(q.shape)
 
 
-def _gradient_case(session: Session, prefill: Prefill) -> Case:
+def gradient_case(session: Session, prefill: Prefill) -> Case:
     """Forward and backward of flash attention; its numbers are checked by the stage `correctness`."""
     calls = _calls(session, prefill)
 
     def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        out = flash_attention(q, k, v, causal=True, implementation=session.implementation)
+        out = _flash(session.implementation, q, k, v)
         return jnp.sum(out.astype(jnp.float32) ** 2)
 
     def run(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -214,13 +224,11 @@ def _run_gradient(prefill: Prefill, session: Session, programs: Sequence[Compile
 
 
 def _timed(session: Session, prefill: Prefill, step: Any, q: jax.Array, flops: int) -> dict[str, Any]:
-    timing, _ = time_chain(
+    timing = session.time(
         step,
         q,
         operations=_calls(session, prefill),
-        samples=session.samples,
         sample_seconds=SAMPLE_SECONDS,
-        rehearse=session.options.rehearse,
     )
     rates = {"tflop_per_s": flops / timing.seconds / 1e12} if session.options.claims_times else {}
     return timing.values(session.options.claims_times) | rates

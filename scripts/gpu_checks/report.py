@@ -17,6 +17,7 @@ TITLES = {
     "paged_decode": "Paged decode attention, head dim 128, 8 KV heads, pages of 16",
     "prefill": "Causal prefill, bfloat16, 32 query and 8 KV heads of 128",
     "peers": "Others in the same run",
+    "products": "Norm, gate and up projections of Llama-3-8B, bfloat16",
     "decode_step": "Decode step of an 8B-shaped model, bfloat16, random weights",
 }
 
@@ -109,6 +110,7 @@ _MEASURED: list[tuple[str, Column]] = [
     ("tflop_per_s", ("TFLOP/s", _number("tflop_per_s", "{:.0f}"))),
     ("tokens_per_s", ("tok/s", _number("tokens_per_s", "{:.0f}"))),
     ("error", ("relative error", _number("error", "{:.1e}"))),
+    ("kernel_calls", ("calls of our kernels", _number("kernel_calls", "{}"))),
     ("temp_mib", ("temp MiB", _number("temp_mib", "{}"))),
     ("compile_s", ("compile s", _number("compile_s", "{:.1f}"))),
 ]

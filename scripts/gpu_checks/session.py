@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax
 from scripts.gpu_checks.journal import Journal
 from scripts.gpu_checks.options import Options
 from scripts.gpu_checks.programs import Programs
+from scripts.gpu_checks.timing import State, Timing, time_chain
 from scripts.gpu_checks.torch_peer import TorchPeer
 
 GIB = 1 << 30
@@ -35,6 +37,18 @@ class Session:
     def implementation(self) -> str:
         """What our kernels are called with."""
         return "triton-interpret" if self.options.rehearse else "triton"
+
+    def time(self, step: Callable[[State], State], state: State, *, operations: int, sample_seconds: float) -> Timing:
+        """`time_chain`, as this run does it."""
+        rehearse = self.options.rehearse
+        return time_chain(
+            step,
+            state,
+            operations=operations,
+            samples=self.samples,
+            sample_seconds=sample_seconds,
+            rehearse=rehearse,
+        )
 
     @property
     def samples(self) -> int:

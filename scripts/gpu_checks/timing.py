@@ -39,7 +39,7 @@ def time_chain(
     samples: int,
     sample_seconds: float,
     rehearse: bool = False,
-) -> tuple[Timing, State]:
+) -> Timing:
     """Times `step`, whose result is its next argument, so that nothing can overlap or be left out.
 
     Args:
@@ -49,9 +49,6 @@ def time_chain(
         samples: measurements; each lasts about `sample_seconds`, of as many steps as that takes.
         sample_seconds: see there.
         rehearse: one step a sample and two samples.
-
-    Returns:
-        the timing and the last state.
     """
     state = _run(step, state, 1)[1]
     calls, samples = (1, 2) if rehearse else (0, samples)
@@ -62,7 +59,7 @@ def time_chain(
     for _ in range(samples):
         elapsed, state = _run(step, state, calls)
         seconds.append(elapsed / (calls * operations))
-    return Timing(median(seconds), min(seconds), max(seconds), samples, calls), state
+    return Timing(median(seconds), min(seconds), max(seconds), samples, calls)
 
 
 def _run(step: Callable[[Any], Any], state: Any, calls: int) -> tuple[float, Any]:

@@ -20,6 +20,19 @@ def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(actual[finite] - expected[finite])) / max(norm, 1e-30)
 
 
+def worst_row_error(actual: np.ndarray, expected: np.ndarray) -> float:
+    """The largest error of a row along the last axis, over the row's norm or over the typical row's if that is more.
+
+    One wrong row among hundreds is lost in the norm of all.
+    """
+    if not np.array_equal(np.isfinite(actual), np.isfinite(expected)):
+        return float("inf")
+    norms = np.linalg.norm(expected, axis=-1)
+    typical = np.sqrt(np.mean(norms**2))
+    errors = np.linalg.norm(actual - expected, axis=-1) / np.maximum(np.maximum(norms, typical), 1e-30)
+    return float(np.max(errors, initial=0.0))
+
+
 def attention_tolerance(dtype: str) -> float:
     """Of `relative_error` for an attention whose inputs were exact in `dtype`, or codes with float32 scales.
 

@@ -6,6 +6,7 @@ As a module to run, it is that process: `python -m scripts.gpu_checks.torch_peer
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -153,10 +154,10 @@ def serve(device: str) -> None:
     problem = ""
     torch: Any = None
     try:
-        import torch
+        torch = importlib.import_module("torch")
     except ImportError as error:
         problem = f"PyTorch is not installed ({error})"
-    operations = {"facts": _facts, "copy": _copy, "sdpa": _sdpa}
+    operations: dict[str, Callable[..., dict[str, Any]]] = {"facts": _facts, "copy": _copy, "sdpa": _sdpa}
     for line in sys.stdin:
         request = json.loads(line)
         try:

@@ -23,7 +23,8 @@ SHARES = {
     "bandwidth": 0.55,
     "paged_decode": 0.7,
     "prefill": 0.77,
-    "peers": 0.84,
+    "peers": 0.82,
+    "products": 0.86,
     "decode_step": 1.0,
 }
 """Of the budget, when a stage ends in the first round; what it dropped gets what is left in the second."""
@@ -42,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs what the journal says is left; returns `EXIT_POISONED` where a new process must go on, else 0."""
     options = parse_options(argv, "worker of gpu_check.py")
     # JAX leaves a quarter of the memory to PyTorch.
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75")
+    if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # its old name; JAX takes one of them
+        os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", "0.75")
     if options.rehearse or options.compile_for:
         os.environ["JAX_PLATFORMS"] = "cpu"
     import jax

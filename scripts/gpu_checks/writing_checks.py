@@ -150,7 +150,8 @@ def _judge_pool(write: Write, pool: Any, k: np.ndarray, v: np.ndarray, input_err
     }
 
 
-def _same(after: np.ndarray, before: np.ndarray, places: np.ndarray) -> bool:
+def _same(after: np.ndarray, before: np.ndarray | None, places: np.ndarray) -> bool:
+    assert before is not None
     return np.moveaxis(after, 2, 1)[places].tobytes() == np.moveaxis(before, 2, 1)[places].tobytes()
 
 
@@ -171,12 +172,14 @@ def _block_copy(write: Write, implementation: str) -> Check:
     sources, targets = np.array([3, 7, 0, 3, 0], np.int32), np.array([9, 2, 0, 30, 0], np.int32)
 
     def run(pages: Any, scales: Any) -> Any:
-        return block_copy(pages, sources, targets, scales=scales, implementation=implementation)
+        pairs = jnp.asarray(sources), jnp.asarray(targets)
+        return block_copy(pages, *pairs, scales=scales, implementation=implementation)
 
     def judge(results: Any) -> Ratios:
         pool = results if isinstance(results, (tuple, list)) else [results]
         ratios = {}
         for name, after, before in zip(("pages", "scales"), pool, (pages, scales), strict=False):
+            assert before is not None
             expected = before.copy()
             expected[targets] = before[sources]
             # Page 0 may hold anything.

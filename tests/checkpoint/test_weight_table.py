@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 
-from jaxinfer.checkpoint.load import target_of
 from jaxinfer.checkpoint.tensor import Tensor
 from jaxinfer.checkpoint.weight_map import place_weights
 from jaxinfer.models.config import ModelConfig
@@ -63,9 +62,8 @@ def test_every_parameter_is_filled_exactly_once(family, variant, tmp_path):
         for count in counts.values():
             count[...] = 0
         for placement in place_weights(family, config, tensors, style, tmp_path):
-            part = target_of(counts[placement.leaf], placement)
-            first, last = placement.rows
-            assert part.size == (last - first) * math.prod(placement.tensor.shape[1:])
+            part = placement.slot.view(counts[placement.slot.leaf])
+            assert part.size == math.prod(placement.slot.shape)
             part += 1
         assert all((count == 1).all() for count in counts.values())
 

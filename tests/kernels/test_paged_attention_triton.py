@@ -220,7 +220,7 @@ CASES = {
     "mix, groups of 7": Case(56, MIX, (14, 2), 80, dtype="float16", softcap=3.0, policy=MIXED),
     "mix, groups of 3": Case(48, MIX, (3, 1), 96, dtype="float32", window=50, policy=MIXED, nan_key=(3, 70, 0)),
     "mix, 128 rows, wide heads": Case(
-        70, [(60, 100), (2, 70)], (2, 1), 256, 64, "float32", policy=replace(MIXED, long=ListPolicy(128, 2, 64))
+        70, [(60, 100), (2, 70)], (3, 1), 256, 64, "float32", policy=replace(MIXED, long=ListPolicy(128, 2, 64))
     ),
     "mix, e4m3": Case(48, MIX, (4, 1), dtype="float32", pages="float8_e4m3fn", policy=MIXED),
     "mix, int4": Case(48, MIX, (2, 1), pages="uint8", policy=MIXED, window=30),
@@ -236,3 +236,10 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_equals_float64(case: Case) -> None:
     check(case)
+
+
+@pytest.mark.parametrize("pages", ["float8_e4m3fn", "uint8"])
+def test_bytes_in_pairs(pages: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools of 2 to 4 GiB are read as int16; here every pool."""
+    monkeypatch.setattr("pallas_kernels.paged_attention.triton.SIGNED_LIMIT", 0)
+    check(replace(CASES["decode, int4"], pages=pages, head_dim=96 if pages == "uint8" else 64))

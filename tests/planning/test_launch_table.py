@@ -23,6 +23,7 @@ def test_operations_are_named_from_their_module_on() -> None:
     assert operation(f"{LAYER}/mlp_norm/mul") == "mlp_norm/mul"
     assert operation("jit(step)/shard_map/Decoder/embed/jit(_take)/gather") == "embed/gather"
     assert operation("jit(step)/vmap(jit(search))/closed_call/select_n") == "select_n"
+    assert operation(f"{LAYER}/mlp/down/cond/branch_0_fun/dot_general") == "mlp/down/dot_general"
     assert operation("") == ""
 
 

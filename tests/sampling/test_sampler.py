@@ -110,6 +110,19 @@ def test_a_row_does_not_depend_on_its_place_or_its_neighbours(make_batch):
             assert int(output.tokens[place]) == alone[p]
 
 
+@pytest.mark.parametrize("num_rows", [1, 8, 12, 19])
+def test_rows_are_the_same_however_they_are_divided_into_blocks(make_batch, num_rows):
+    values = {"temperature": [0.9, 0.0], "top_k": [0, 0, 4], "top_p": [1.0, 1.0, 1.0, 0.7], "min_p": [0.0] * 4 + [0.1]}
+    mixed = {name: np.resize(value, num_rows) for name, value in values.items()}
+    logits = random_logits(num_rows)
+    slots, seeds = np.arange(num_rows), np.arange(num_rows) + 5
+    together, _ = draw(logits, make_batch(num_rows, slot=slots, seed_lo=seeds, **mixed), state_of(num_rows))
+    for row in range(num_rows):
+        own = {name: value[row] for name, value in mixed.items()}
+        alone, _ = draw(logits[row : row + 1], make_batch(1, slot=row, seed_lo=seeds[row], **own), state_of(num_rows))
+        assert alone.tokens[0] == together.tokens[row]
+
+
 def test_seed_zero_and_high_bits_are_real_seeds(make_batch):
     logits = np.tile(random_logits(1, scale=0.1), (4, 1))
     batch = partial(make_batch, 4, temperature=1.0, seed_lo=[0, 1, 0, 0], seed_hi=[0, 0, 1, 2**31])

@@ -21,7 +21,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     config = {"sliding_window": 4096, **config}
     pattern = optional(config, "sliding_window_pattern", optional(config, "_sliding_window_pattern", 6))
     local_theta = float(optional(config, "rope_local_base_freq", LOCAL_THETA))
-    defaults = {"max_positions": 131072, "theta": GLOBAL_THETA, "local_theta": local_theta}
+    defaults: dict[str, Any] = {"max_positions": 131072, "theta": GLOBAL_THETA, "local_theta": local_theta}
     return ModelConfig(
         **gemma.fields(config, act_key="hidden_activation", **defaults),
         **windows(config, windowed_layers(config, lambda layer: (layer + 1) % pattern != 0)),

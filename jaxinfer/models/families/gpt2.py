@@ -38,9 +38,16 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         if config.get(key):
             raise ValueError(f"{key}=True is not supported")
     named = {name: config.get(key) for key, name in NAMES.items()} | {key: config.get(key) for key in OTHER_KEYS}
-    if named.get("intermediate_size") is None and isinstance(named.get("hidden_size"), int):
-        named["intermediate_size"] = 4 * named["hidden_size"]
-    defaults = {"max_positions": 1024, "act": "gelu_new", "eps_key": "layer_norm_epsilon", "eps": 1e-5, "tied": True}
+    width = named["hidden_size"]
+    if named["intermediate_size"] is None and isinstance(width, int):
+        named["intermediate_size"] = 4 * width
+    defaults: dict[str, Any] = {
+        "max_positions": 1024,
+        "act": "gelu_new",
+        "eps_key": "layer_norm_epsilon",
+        "eps": 1e-5,
+        "tied": True,
+    }
     return ModelConfig(
         **base_fields(named, **defaults),
         qkv_bias=True,

@@ -20,7 +20,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     Raises:
         ValueError: a shape key is missing, or a setting is not supported.
     """
-    defaults = {
+    defaults: dict[str, Any] = {
         "theta": optional(config, "rotary_emb_base", 10000.0),
         "partial": optional(config, "rotary_pct", 0.25),
         "eps_key": "layer_norm_eps",

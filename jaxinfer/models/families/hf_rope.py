@@ -96,11 +96,13 @@ def _scaling(config: HFConfig, key: str, settings: Mapping[str, Any], max_positi
         original = max_positions  # that is what transformers measures the length by
     elif config.get("original_max_position_embeddings") is not None:
         original = config["original_max_position_embeddings"]  # Phi-3 keeps it outside
-    numbers = {name: settings[name] for name in _NUMBERS[kind] if settings.get(name) is not None}
+    numbers: dict[str, Any] = {name: settings[name] for name in _NUMBERS[kind] if settings.get(name) is not None}
     missing = {"linear", "dynamic", "llama3"} & {kind} and "factor" not in numbers
     if missing:
         raise ValueError(f"{key} of type {kind!r} has no 'factor'")
     if kind in ("yarn", "longrope"):
         numbers.setdefault("factor", max_positions / original)
-    lists = {name: tuple(map(float, numbers[name])) for name in ("short_factor", "long_factor") if name in numbers}
-    return RopeScaling(kind, original, **{**numbers, **lists})
+    lists: dict[str, Any] = {
+        name: tuple(map(float, numbers[name])) for name in ("short_factor", "long_factor") if name in numbers
+    }
+    return RopeScaling(kind, original, **(numbers | lists))

@@ -12,7 +12,7 @@ from jaxinfer.models.families.weights import LLAMA_WEIGHTS
 CONFIG_KEYS = BASE_KEYS | {"rms_norm_eps", "attention_bias", "mlp_bias"}
 
 
-def biases(config: Mapping[str, Any]) -> dict[str, bool]:
+def biases(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of ``attention_bias`` and ``mlp_bias``, both false where they are missing."""
     bias = bool(optional(config, "attention_bias", False))
     return {"qkv_bias": bias, "o_bias": bias, "mlp_bias": bool(optional(config, "mlp_bias", False))}

@@ -16,7 +16,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     Raises:
         ValueError: a shape key is missing, or a setting is not supported.
     """
-    fields = {"pre_norms": False, "post_norms": True, "qk_norm": "full"}
+    fields: dict[str, Any] = {"pre_norms": False, "post_norms": True, "qk_norm": "full"}
     return ModelConfig(**base_fields(config, eps=1e-5), **llama.biases(config) | {"mlp_bias": False}, **fields)
 
 

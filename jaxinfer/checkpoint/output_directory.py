@@ -1,0 +1,95 @@
+"""A folder that appears under its name when it is whole, or not at all."""
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+UNFINISHED_SECONDS = 60  # a folder without its lock may be one that is just being made
+
+
+@contextlib.contextmanager
+def output_directory(path: str | Path) -> Iterator[Path]:
+    """Gives a temporary folder to fill; when the block ends it is synced to disk and renamed to `path`.
+
+    The temporary folder lies beside `path`, as ``.NAME.partial-...``. A block that raises leaves nothing; a killed
+    process leaves that folder, which the next one to write `path` removes (a running process holds a lock on its own).
+
+    Raises:
+        ValueError: `path` exists and is not an empty folder.
+        OSError: it cannot be written.
+    """
+    path = Path(path).expanduser().resolve()
+    check_output(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(path)
+    partial = path.parent / f"{_prefix(path)}{secrets.token_hex(4)}"
+    partial.mkdir()
+    lock = os.open(partial, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield partial
+        _sync(partial)
+        try:
+            os.rename(partial, path)  # also replaces an empty folder, and nothing else
+        except OSError as error:
+            raise ValueError(f"{path} was made by somebody else meanwhile ({error}); give another name") from error
+        _sync_entry(path.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    finally:
+        os.close(lock)
+
+
+def check_output(path: str | Path) -> None:
+    """Raises ValueError if something is at `path` already."""
+    path = Path(path).expanduser()
+    if path.is_dir():
+        inside = next(iter(sorted(entry.name for entry in path.iterdir())), None)
+        if inside is not None:
+            raise ValueError(f"output {path} exists and is not empty (it has {inside}); remove it or give another name")
+    elif path.exists():
+        raise ValueError(f"output {path} exists and is a file; give the name of a folder")
+
+
+def _prefix(path: Path) -> str:
+    return f".{path.name}.partial-"
+
+
+def _sweep(path: Path) -> None:
+    """Removes what killed processes have left of this output."""
+    for leftover in path.parent.glob(f"{_prefix(path)}*"):
+        try:
+            if time.time() - leftover.stat().st_mtime < UNFINISHED_SECONDS:
+                continue
+            lock = os.open(leftover, os.O_RDONLY)
+        except OSError:
+            continue  # another process is sweeping too
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(leftover, ignore_errors=True)
+        except OSError:
+            continue  # its process lives
+        finally:
+            os.close(lock)
+
+
+def _sync(folder: Path) -> None:
+    for root, _, files in os.walk(folder):
+        for name in files:
+            _sync_entry(Path(root) / name)
+        _sync_entry(Path(root))
+
+
+def _sync_entry(path: Path) -> None:
+    entry = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(entry)
+    finally:
+        os.close(entry)

@@ -1,0 +1,99 @@
+"""`jaxinfer inspect`: what a checkpoint is, from its headers."""
+
+import argparse
+import json
+from typing import Any
+
+from jaxinfer.cli.model_options import add_model_options, find_model
+
+DESCRIPTION = """\
+Prints what a model is: architecture, parameters, bytes, quantisation, context, rotary positions, special tokens, chat
+template, and what a token costs in the KV cache. Only headers are read, never weights. (A Hub id or built-in name that
+is not here yet is downloaded.)
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "inspect",
+        help="describe a model",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("model", metavar="MODEL", help="folder, GGUF file, Hub id or built-in name")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_model_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Returns 0."""
+    from jaxinfer.checkpoint.checkpoint import open_checkpoint
+    from jaxinfer.checkpoint.summary import summarise
+
+    facts = summarise(open_checkpoint(find_model(arguments.model, arguments)))
+    if arguments.json:
+        print(json.dumps(facts, ensure_ascii=False))
+    else:
+        print("\n".join(f"{label + ':':<20}{text}" for label, text in _lines(facts)))
+    return 0
+
+
+def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    from jaxinfer.startup.generation_config import SAMPLING_FIELDS
+
+    heads, rope, generation = facts["heads"], facts["rope"], facts["generation_config"]
+    return [
+        ("path", facts["path"]),
+        ("format", facts["format"]),
+        ("architecture", facts["architecture"]),
+        ("layers", f"{facts['layers']}, width {facts['hidden_size']}, feed-forward {facts['intermediate_size']}"),
+        ("heads", f"{heads['query']} query, {heads['key_value']} key/value, width {heads['width']}"),
+        ("vocabulary", f"{facts['vocab_size']:,}" + (", head tied to the embedding" if facts["tied_head"] else "")),
+        ("parameters", f"{facts['parameters']:,}"),
+        ("bytes", f"{facts['bytes']:,}: " + ", ".join(f"{name} {n:,}" for name, n in facts["bytes_by_dtype"].items())),
+        (
+            "quantisation",
+            ", ".join(f"{name} ({_tensors(n)})" for name, n in facts["quantised_tensors"].items()) or "none",
+        ),
+        ("context", f"{facts['context']:,} tokens"),
+        ("rope", f"theta {rope['theta']:g}, " + (_named(rope["scaling"]) or "no scaling")),
+        ("other settings", _named(facts["other_settings"]) or "none"),
+        ("tokenizer", _tokenizer(facts["tokenizer"])),
+        ("special tokens", _special(facts)),
+        ("ends", ", ".join(map(str, facts["eos_token_ids"])) or "none named"),
+        ("chat template", "yes" if facts["chat_template"] else "no"),
+        ("sampling defaults", _named({key: generation[key] for key in SAMPLING_FIELDS if key in generation}) or "none"),
+        ("KV bytes a token", ", ".join(f"{name} {n:,}" for name, n in facts["kv_bytes_per_token"].items())),
+    ]
+
+
+def _tensors(count: int) -> str:
+    return "1 tensor" if count == 1 else f"{count} tensors"
+
+
+def _tokenizer(facts: dict[str, Any]) -> str:
+    if facts.get("error"):
+        return f"none ({facts['error']})"
+    return f"{facts['kind']}, {facts['vocab_size']:,} ids, {facts['num_special_tokens']} of them special"
+
+
+def _special(facts: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {token['text']} ({token['id']})" for name, token in facts["special_tokens"].items()) or (
+        "none"
+    )
+
+
+def _named(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {_short(value)}" for name, value in values.items())
+
+
+def _short(value: Any) -> str:
+    """A long list of numbers by its ends."""
+    if isinstance(value, list) and len(value) > 8:
+        return (
+            f"{len(value)} values, {value[0]:g} to {value[-1]:g}" if isinstance(value[0], float) else f"{value[:8]}..."
+        )
+    return f"{value:g}" if isinstance(value, float) else str(value)
