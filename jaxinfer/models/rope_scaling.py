@@ -72,6 +72,18 @@ class RopeScaling:
             if factors is not None and len(factors) != rotary_dim // 2:
                 raise ValueError(f"{name} has {len(factors)} values; the rotation has {rotary_dim // 2} frequencies")
 
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the frequencies are other ones for longer sequences."""
+        return self.kind in ("dynamic", "longrope")
+
+    def reach(self, max_positions: int) -> int:
+        """Context length of a model whose config says `max_positions`: for "dynamic", and for "yarn" as it is switched
+        on by hand, that is still the trained one."""
+        if self.kind not in ("dynamic", "yarn"):
+            return max_positions
+        return max(max_positions, int(self.original_max_position_embeddings * self.factor))
+
     def frequencies(self, theta: float, rotary_dim: int, length: int) -> np.ndarray:
         """The ``rotary_dim / 2`` angular frequencies in radians per position, float64.
 

@@ -53,7 +53,7 @@ def base_fields(
         "num_attention_heads": heads,
         "num_key_value_heads": optional(config, "num_key_value_heads", 0),
         "head_dim": head_dim,
-        "max_position_embeddings": positions,
+        "max_position_embeddings": positions if rope.scaling is None else rope.scaling.reach(positions),
         "rope_theta": rope.theta,
         "rotary_dim": 0 if rope.partial == 1 else int((head_dim or hidden // heads) * rope.partial),
         "rope_scaling": rope.scaling,

@@ -97,12 +97,10 @@ def _scaling(config: HFConfig, key: str, settings: Mapping[str, Any], max_positi
     elif config.get("original_max_position_embeddings") is not None:
         original = config["original_max_position_embeddings"]  # Phi-3 keeps it outside
     numbers: dict[str, Any] = {name: settings[name] for name in _NUMBERS[kind] if settings.get(name) is not None}
-    missing = {"linear", "dynamic", "llama3"} & {kind} and "factor" not in numbers
-    if missing:
+    if kind in ("linear", "dynamic", "llama3") and "factor" not in numbers:
         raise ValueError(f"{key} of type {kind!r} has no 'factor'")
     if kind in ("yarn", "longrope"):
         numbers.setdefault("factor", max_positions / original)
-    lists: dict[str, Any] = {
-        name: tuple(map(float, numbers[name])) for name in ("short_factor", "long_factor") if name in numbers
-    }
-    return RopeScaling(kind, original, **(numbers | lists))
+    for name in {"short_factor", "long_factor"} & numbers.keys():
+        numbers[name] = tuple(map(float, numbers[name]))
+    return RopeScaling(kind, original, **numbers)
