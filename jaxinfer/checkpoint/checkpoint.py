@@ -152,12 +152,12 @@ def _open_gguf(path: Path) -> Checkpoint:
     metadata, tensors = file.metadata, file.tensors
     try:
         family = family_of_gguf(str(metadata.get("general.architecture")))
-        hf_config, unknown = gguf_config.hf_config_of(metadata, tensors)
+        hf_config, unknown = gguf_config.hf_config_of(family, metadata, tensors)
         model_config = gguf_config.model_config_of(family, hf_config, metadata, tensors)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from error
     _warn_unknown(path, unknown)
-    weights = {name: tensor for name, tensor in tensors.items() if name != gguf_config.ROPE_FACTORS}
+    weights = {name: tensor for name, tensor in tensors.items() if name not in gguf_config.NOT_PARAMETERS}
     return Checkpoint(
         path=path,
         model_config=model_config,

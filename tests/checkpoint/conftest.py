@@ -192,20 +192,31 @@ class FamilyCase:
         shapes = self.description["tensors"]
         return {name: random_weight(name, tuple(shape), unit_offset=unit_offset) for name, shape in shapes.items()}
 
-    def folder(self, **config: Any) -> Path:
-        """The checkpoint's directory, with other config fields if need be (`...` leaves one out)."""
+    def folder(self, rounding: str = "F32", **config: Any) -> Path:
+        """The checkpoint's directory, with other config fields if need be (`...` leaves one out), and its matrices
+        rounded as a GGUF file of that type rounds them."""
         from safetensors.numpy import save_file
 
         merged = {**self.config, **config}
         (self.scratch / "config.json").write_text(
             json.dumps({key: merged[key] for key in merged if merged[key] is not ...})
         )
-        save_file(self.weights(), self.scratch / "model.safetensors")
+        weights = {name: _rounded(value, rounding) for name, value in self.weights().items()}
+        save_file(weights, self.scratch / "model.safetensors")
         return self.scratch
 
     def served_for(self, config: ModelConfig, length: int) -> ModelConfig:
         """The config as the engine has it when its longest sequence is `length`."""
         return replace(config, rope_length=length)
+
+
+def _rounded(value: np.ndarray, kind: str) -> np.ndarray:
+    import gguf
+
+    if value.ndim == 1 or kind == "F32":
+        return value
+    qtype = gguf.GGMLQuantizationType[kind if value.shape[-1] % 32 == 0 else "F16"]
+    return gguf.quants.dequantize(gguf.quants.quantize(value, qtype), qtype)
 
 
 @pytest.fixture

@@ -31,8 +31,13 @@ def fields(config: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
 
 
 def gguf_config(config: ModelConfig) -> ModelConfig:
-    """GGUF files have the 1 added to the weights of the norms."""
-    return replace(config, norm_unit_offset=False)
+    """GGUF files have the 1 added to the weights of the norms, and do not say how queries are scaled: by the head's
+    width, but for the 27B models of Gemma 2 (46 layers) and 3 (62 layers)."""
+    if config.query_scale is None:
+        return replace(config, norm_unit_offset=False)
+    largest = config.num_hidden_layers in (46, 62)
+    width = config.hidden_size // config.num_attention_heads if largest else config.head_dim
+    return replace(config, norm_unit_offset=False, query_scale=width**-0.5)
 
 
 def model_config(config: Mapping[str, Any]) -> ModelConfig:

@@ -1,6 +1,7 @@
 """Qwen2-MoE (with a shared expert behind a gate; arXiv:2407.10671) and Qwen3-MoE (without; arXiv:2505.09388)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from jaxinfer.models.config import ModelConfig
@@ -78,4 +79,5 @@ QWEN3_MOE = Family(
     ignored_keys=ROUTER_KEYS,
     weights=(*LLAMA_WEIGHTS, *qk_norms(), *experts("mlp")),
     gguf_architectures=("qwen3moe",),
+    gguf_config=lambda config: replace(config, renormalize_experts=True),  # which these files do not say
 )
