@@ -18,7 +18,7 @@ class MixtureOfExperts(nn.Module):
     """``sum_e p_e(x) expert_e(x)`` over the best experts of each token, and the shared expert behind its gate.
 
     Every expert computes every token and the router's weights, 0 for most, pick: two plain matmuls over weights
-    ``[E, 2, F, D]`` and ``[D, E, F]``, each read once. A decode of many rows reads all experts anyway; a long prompt
+    ``[2, E, F, D]`` and ``[D, E, F]``, each read once. A decode of many rows reads all experts anyway; a long prompt
     pays E / k times the arithmetic.
 
     `norm`: as for `MLP`. `sum_over`: see `Linear`; F is split over that axis.
@@ -33,12 +33,12 @@ class MixtureOfExperts(nn.Module):
         c, width = self.config, self.config.moe_intermediate_size
         x = x if norm is None else norm(x)
         weights = self._route(x)
-        gate_up = Linear((c.num_experts, 2, width), (c.hidden_size,), False, self.param_dtype, name="gate_up")
+        gate_up = Linear((2, c.num_experts, width), (c.hidden_size,), False, self.param_dtype, name="gate_up")
         down = Linear((c.hidden_size,), (c.num_experts, width), False, self.param_dtype, self.sum_over, name="down")
 
         def experts(x: jax.Array, weights: jax.Array) -> jax.Array:
             hidden = gate_up(x)
-            hidden = ACTIVATIONS[c.hidden_act](hidden[:, :, 0]) * hidden[:, :, 1]
+            hidden = ACTIVATIONS[c.hidden_act](hidden[:, 0]) * hidden[:, 1]
             return down(hidden * weights[:, :, None])
 
         tokens = x.shape[0]

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
 from jaxinfer.models.config import LayerKind, ModelConfig
 from jaxinfer.models.families.family import GATE, KEY, QUERY, UP, VALUE, WHOLE, LeafIndex, Weight
 
@@ -85,7 +83,7 @@ def experts(hf: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "dow
     lines = list(linear(f"{hf}.gate", "ffn_gate_inp", "mlp/router", "E D", _never, WHOLE, _has_experts))
     for name, gguf, (kernel, index) in zip(names, ("gate", "up", "down"), places, strict=True):
         shape = "D M" if kernel == "down" else "M D"
-        part, axes = (WHOLE, (1, 0, 2)) if kernel == "down" else (np.s_[:, index[0]], ())
+        part, axes = (WHOLE, (1, 0, 2)) if kernel == "down" else (index, ())
         tensors = (
             (f"model.layers.{{i}}.{hf}.experts.{{e}}.{name}.weight", "", shape, "E"),
             ("", f"blk.{{i}}.ffn_{gguf}_exps.weight", f"E {shape}", ""),
