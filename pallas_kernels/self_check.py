@@ -51,7 +51,7 @@ def _run(self_check: SelfCheck, case: tuple[Hashable, ...], device: Any) -> str 
 def difference(actual: Any, expected: Any) -> str | None:
     """Where two trees of arrays disagree, None if nowhere.
 
-    NaN must meet NaN; floats may differ by `TOLERANCES`; integers and booleans must be equal.
+    NaN must meet NaN, and infinity the same; floats may differ by `TOLERANCES`; integers and booleans must be equal.
     """
     for index, (got, want) in enumerate(zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)):
         if got.shape != want.shape or got.dtype != want.dtype:
@@ -60,7 +60,10 @@ def difference(actual: Any, expected: Any) -> str | None:
         one, other = np.asarray(got).astype(np.float64), np.asarray(want).astype(np.float64)
         if not np.array_equal(np.isnan(one), np.isnan(other)):
             return f"result {index} has NaN where it should not, or none where it should"
-        one, other = np.nan_to_num(one), np.nan_to_num(other)
+        finite = np.isfinite(other)
+        if not np.array_equal(one[~finite], other[~finite], equal_nan=True):
+            return f"result {index} has not the infinities it should have"
+        one, other = one[finite], other[finite]
         error, largest = np.max(np.abs(one - other), initial=0.0), np.max(np.abs(other), initial=0.0)
         if not error <= tolerance * largest:
             return f"result {index} is off by {error:.3g} where the largest value is {largest:.3g}"

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
@@ -40,8 +41,8 @@ def triton_call(
     """
     if any(size > 65535 for size in grid[1:]):
         raise NotImplementedError(f"grid={tuple(grid)} of {name}: CUDA allows 65535 beyond the first axis")
-    call: Any = pl.pallas_call
-    return call(
+    make: Any = pl.pallas_call
+    call = make(
         kernel,
         name=name,
         out_shape=out_shape,
@@ -50,6 +51,13 @@ def triton_call(
         compiler_params=_compiler_params()(num_warps=num_warps, num_stages=num_stages),
         **options,
     )
+
+    def call_in_32_bits(*operands: Any) -> Any:
+        # Where 64 bits are JAX's default, a kernel's own numbers would not go with the 32 bits of program ids.
+        with jax.enable_x64(False):
+            return call(*operands)
+
+    return call_in_32_bits
 
 
 @functools.cache
@@ -72,7 +80,7 @@ def _compiler_params() -> Any:
 
     @functools.wraps(pallas_call_lowering)
     def lower_quietly(*args: Any, **params: Any) -> Any:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), jax.enable_x64(False):
             warnings.filterwarnings("ignore", message=NOTICE, category=DeprecationWarning)
             return pallas_call_lowering(*args, **params)
 

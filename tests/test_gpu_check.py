@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -120,6 +121,7 @@ def test_a_small_rehearsal(script: ModuleType, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_the_whole_rehearsal(script: ModuleType, tmp_path: Path) -> None:
     found = rehearse(script, tmp_path, "--budget", "1500")
     assert {record["stage"] for record in found.values()} == {
@@ -285,3 +287,41 @@ def test_the_work_of_a_decode_is_counted_by_hand() -> None:
     assert codes.position_bytes == 2 * 8 * (64 + 4)
     assert Decode(1, 1024).table_sets * Decode(1, 1024).call_bytes >= 256 << 20  # more than any L2
     assert Decode(64, 8192, spread=True).contexts.mean() == pytest.approx(8192, rel=0.01)
+
+
+def test_a_pytorch_that_is_missing_or_dies_is_not_here(tmp_path: Path) -> None:
+    from scripts.gpu_checks.case import NotHere
+    from scripts.gpu_checks.torch_peer import TorchPeer
+
+    dies = tmp_path / "python"
+    dies.write_text("#!/bin/sh\nexit 1\n")
+    dies.chmod(0o755)
+    peer = TorchPeer("cpu", str(dies))
+    peer.start()
+    time.sleep(0.2)  # so that the request finds nobody
+    with pytest.raises(NotHere, match="died"):
+        peer.ask("facts")
+    peer.close()
+    peer = TorchPeer("cpu")
+    if importlib.util.find_spec("torch") is None:
+        with pytest.raises(NotHere, match="not installed"):
+            peer.ask("facts")
+    peer.close()
+
+
+def test_a_timing_is_of_one_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scripts.gpu_checks import timing
+
+    clock = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+
+    def step(state: int) -> int:
+        clock[0] += 0.5 if state == 0 else 0.008  # the first call also loads the program
+        return state + 1
+
+    result = timing.time_chain(step, 0, operations=4, samples=5, sample_seconds=0.08)
+    assert (result.samples, result.calls) == (5, 10)
+    assert result.seconds == pytest.approx(0.002) and result.most == pytest.approx(0.002)
+    assert result.values(True)["us"] == pytest.approx(2000) and "us" not in result.values(False)
+    slow = timing.time_chain(lambda state: step(state), 1, operations=1, samples=5, sample_seconds=0.0005)
+    assert (slow.samples, slow.calls) == (3, 1)

@@ -153,6 +153,7 @@ def test_bad_arguments(script: ModuleType, arguments: list[str], monkeypatch: py
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_rehearsal_writes_every_table(tmp_path: Path) -> None:
     from scripts.tuning.table import read_tables
 

@@ -92,12 +92,14 @@ def _save(directory: Path, tree: Any, **options: Any) -> None:
 
 def _metadata(directory: Path) -> Any:
     import orbax.checkpoint as ocp
-    from etils import epath
 
-    try:
-        metadata = ocp.PyTreeCheckpointHandler().metadata(epath.Path(directory))
-    except Exception as error:
-        raise ValueError(f"{directory} is not an Orbax checkpoint of a tree, or is damaged: {error}") from error
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        try:
+            metadata = checkpointer.metadata(directory).item_metadata
+        except Exception as error:
+            raise ValueError(f"{directory} cannot be read as an Orbax checkpoint: {error}") from error
+    if metadata is None:  # Orbax has logged why
+        raise ValueError(f"{directory} is not an Orbax checkpoint of a tree, or is damaged")
     return metadata.tree
 
 

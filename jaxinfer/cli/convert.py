@@ -57,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     check_output(arguments.output)  # before anything is downloaded
     with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
         warnings.showwarning = _show_warning
         done = convert_checkpoint(
             find_model(arguments.model, arguments),

@@ -19,13 +19,16 @@ COMPILE_THREADS = 2
 PACKED_LOGPROBS = 20
 """Most alternatives a row brings back in the step's one copy; whoever wants more has its logits fetched."""
 
-GPU_OPTIONS: Mapping[str, bool | int] = MappingProxyType(
+GPU_OPTIONS: Mapping[str, bool | int | str] = MappingProxyType(
     {
         # Products by cuBLASLt are one launch each and add the residual as they write their result. XLA's own are split
         # along K and added up by a second kernel, which makes three launches a layer more.
         "xla_gpu_enable_triton_gemm": False,
         # Between two collectives there are only four launches of a feed-forward layer; XLA leaves fewer than five out.
         "xla_gpu_graph_min_graph_size": 1,
+        # A pool that fills the GPU makes XLA save scratch memory, of which a step needs little, by computing RoPE's
+        # angles again in every layer: one launch a layer more.
+        "xla_disable_hlo_passes": "rematerialization",
     }
 )
 """XLA's options for a step on a GPU."""

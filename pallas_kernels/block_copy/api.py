@@ -37,10 +37,13 @@ def block_copy(
         pages, or (pages, scales) if scales were given.
 
     Raises:
-        ValueError: shapes that do not fit together, or an unknown implementation.
+        ValueError: shapes or dtypes that do not fit together, or an unknown implementation.
     """
     if source_ids.ndim != 1 or source_ids.shape != target_ids.shape:
         raise ValueError(f"source_ids{source_ids.shape} and target_ids{target_ids.shape} must both be [C]")
+    for field, ids in (("source_ids", source_ids), ("target_ids", target_ids)):
+        if not jnp.issubdtype(ids.dtype, jnp.integer):
+            raise ValueError(f"{field} is {ids.dtype}; it must be int32: use .astype(jnp.int32)")
     if pages.ndim < 2 or (scales is not None and (scales.ndim < 2 or scales.shape[0] != pages.shape[0])):
         given = "" if scales is None else f" and scales{scales.shape}"
         raise ValueError(f"pages{pages.shape}{given} must be [P, ...] with the same P")

@@ -65,7 +65,7 @@ SM86 = {
 SM90 = {
     64: TileSet(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 2), Tiles(64, 128, 8, 2)),
     128: TileSet(Tiles(128, 128, 8, 2), Tiles(128, 64, 8, 2), Tiles(32, 128, 8, 3)),
-    256: TileSet(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(16, 64, 8, 2)),
+    256: TileSet(Tiles(128, 64, 8, 2), Tiles(64, 32, 8, 3), Tiles(16, 64, 8, 2)),
 }
 
 

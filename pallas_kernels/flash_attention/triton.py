@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.flash_attention.blocks import Pairs, Place, Sizes, Tile, dot, mask_specs, place_of, walk
+from pallas_kernels.flash_attention.blocks import Pairs, Place, Sizes, Tile, dot, mask_specs, place_of, scaled_sum, walk
 from pallas_kernels.flash_attention.config import Tiles
 from pallas_kernels.flash_attention.logits import LOG2_E
 from pallas_kernels.flash_attention.spec import AttentionSpec, Masks, keys_of
@@ -111,7 +111,7 @@ def _forward_kernel(
         if masked:
             logits = jnp.where(pairs.visible(spec), logits, -jnp.inf)
         new_best = jnp.maximum(best, logits.max(1) * factor)
-        weights = jnp.exp2(logits * factor - new_best[:, None])
+        weights = jnp.exp2(scaled_sum(logits, factor, -new_best[:, None], interpret=interpret))
         decay = jnp.exp2(best - new_best)
         v = keys.load(v_ref.at[window, :], sizes.head_dim, whole=not masked)
         mixed = mixed * decay[:, None] + dot(weights.astype(v.dtype), v, (1, 0), interpret=interpret)

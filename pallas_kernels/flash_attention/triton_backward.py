@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.flash_attention.blocks import Pairs, Place, Sizes, Tile, dot, mask_specs, place_of, walk
+from pallas_kernels.flash_attention.blocks import Pairs, Place, Sizes, Tile, dot, mask_specs, place_of, scaled_sum, walk
 from pallas_kernels.flash_attention.config import Tiles
 from pallas_kernels.flash_attention.logits import LOG2_E
 from pallas_kernels.flash_attention.spec import AttentionSpec, Masks, keys_of, queries_of
@@ -154,7 +154,9 @@ def _query_kernel(
         pairs = Pairs(positions, keys.rows[None, :], kv_length, q_segments, kv_segments, slope)
         k = keys.load(k_ref.at[window, :], sizes.head_dim, whole=not masked)
         v = keys.load(v_ref.at[window, :], sizes.head_dim, whole=not masked)
-        weights, cap_slope = _weights(pairs, spec, dot(q, k, (1, 1), interpret=interpret), lse, masked=masked)
+        weights, cap_slope = _weights(
+            pairs, spec, dot(q, k, (1, 1), interpret=interpret), lse, masked=masked, interpret=interpret
+        )
         d_logits = weights * (dot(grad, v, (1, 1), interpret=interpret) - delta)
         if cap_slope is not None:
             d_logits = d_logits * cap_slope
@@ -211,7 +213,9 @@ def _key_value_kernel(
         grad = queries.load(grad_ref.at[window, member, :], sizes.head_dim, whole=not masked)
         lse = queries.load_vector(lse_ref.at[member, window])[None, :]
         delta = queries.load_vector(delta_ref.at[member, window])[None, :]
-        weights, cap_slope = _weights(pairs, spec, dot(k, q, (1, 1), interpret=interpret), lse, masked=masked)
+        weights, cap_slope = _weights(
+            pairs, spec, dot(k, q, (1, 1), interpret=interpret), lse, masked=masked, interpret=interpret
+        )
         dv = dv + dot(weights.astype(grad.dtype), grad, (1, 0), interpret=interpret)
         d_logits = weights * (dot(v, grad, (1, 1), interpret=interpret) - delta)
         if cap_slope is not None:
@@ -240,11 +244,11 @@ def _key_value_kernel(
 
 
 def _weights(
-    pairs: Pairs, spec: AttentionSpec, products: jax.Array, lse: jax.Array, *, masked: bool
+    pairs: Pairs, spec: AttentionSpec, products: jax.Array, lse: jax.Array, *, masked: bool, interpret: bool
 ) -> tuple[jax.Array, jax.Array | None]:
     """The softmax's weights again, and the derivative of the soft cap."""
     logits, factor, cap_slope = pairs.logits(spec, products)
-    weights = jnp.exp2(logits * factor - lse * LOG2_E)
+    weights = jnp.exp2(scaled_sum(logits, factor, lse * -LOG2_E, interpret=interpret))
     if masked:
         # Also where a query sees nothing: its log-sum-exp is -inf.
         weights = jnp.where(pairs.visible(spec), weights, 0.0)

@@ -10,6 +10,7 @@ import numpy as np
 from pallas_kernels.dispatch import choose
 from pallas_kernels.gated_matmul.reference import ACTIVATIONS, norm_gated_matmul_reference
 from pallas_kernels.gated_matmul.triton import check_triton, norm_gated_matmul_triton
+from pallas_kernels.kv_format import FLOAT_DTYPES
 
 OP = "norm_gated_matmul"
 
@@ -40,12 +41,20 @@ def norm_gated_matmul(
         [T, F] in x's dtype. It can be differentiated; the derivatives are plain XLA.
 
     Raises:
-        ValueError: shapes that do not fit together, or an unknown activation or implementation.
+        ValueError: shapes or dtypes that do not fit together, an epsilon that is not above 0, or an unknown activation
+            or implementation.
     """
     if x.ndim != 2 or scale.shape != x.shape[1:] or weights.ndim != 3 or weights.shape[::2] != (2, x.shape[1]):
         raise ValueError(f"x{x.shape} must be [T, D], scale{scale.shape} [D] and weights{weights.shape} [2, F, D]")
+    if x.dtype not in FLOAT_DTYPES or scale.dtype != x.dtype or weights.dtype != x.dtype:
+        raise ValueError(
+            f"x ({x.dtype}), scale ({scale.dtype}) and weights ({weights.dtype}) must have one dtype of "
+            f"{', '.join(map(str, FLOAT_DTYPES))}: cast them"
+        )
+    if not epsilon > 0:
+        raise ValueError(f"epsilon={epsilon} of norm_gated_matmul must be above 0")
     name = chosen_implementation(x, weights, activation, implementation)
-    if name.startswith("triton"):
+    if x.size and name.startswith("triton"):
         return norm_gated_matmul_triton(x, scale, weights, epsilon, activation, name == "triton-interpret")
     return norm_gated_matmul_reference(x, scale, weights, epsilon=epsilon, activation=activation)
 

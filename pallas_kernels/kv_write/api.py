@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.dispatch import choose
-from pallas_kernels.kv_format import dequantize, format_of, head_dim_of
+from pallas_kernels.kv_format import FLOAT_DTYPES, dequantize, format_of, head_dim_of
 from pallas_kernels.kv_write.reference import kv_write_reference, rope_kv_write_reference
 from pallas_kernels.kv_write.triton import Span, check_kv_write, kv_write_triton, rope_kv_write_triton, rope_spans
 
@@ -50,8 +50,8 @@ def kv_write(
         ValueError: shapes or dtypes that do not fit together, or an unknown implementation.
     """
     tokens, heads, head_dim = _shape("k", k, "[T, K, H]", 3)
-    if v.shape != k.shape:
-        raise ValueError(f"k{k.shape} and v{v.shape} must both be [T, K, H]")
+    if v.shape != k.shape or v.dtype != k.dtype:
+        raise ValueError(f"k {k.dtype}{k.shape} and v {v.dtype}{v.shape} must both be [T, K, H] of one dtype")
     _check_pool(heads, head_dim, pages, scales)
     _check_places(tokens, page_ids, offsets)
     name = choose(
@@ -61,7 +61,7 @@ def kv_write(
         self_check=_check_kv_write,
         case=(str(k.dtype), str(pages.dtype), head_dim),
     )
-    if name.startswith("triton"):
+    if name.startswith("triton") and k.size:
         interpret = name == "triton-interpret"
         return kv_write_triton(k, v, pages, page_ids, offsets, scales=scales, interpret=interpret)
     return kv_write_reference(k, v, pages, page_ids, offsets, scales=scales)
@@ -114,13 +114,13 @@ def rope_kv_write(
         case=(str(qkv.dtype), str(pages.dtype), head_dim, half, rows),
     )
     operands = (qkv, cos, sin, pages, page_ids, offsets)
-    if name.startswith("triton"):
+    if name.startswith("triton") and qkv.size:
         return rope_kv_write_triton(*operands, scales=scales, interpret=name == "triton-interpret")
     return rope_kv_write_reference(*operands, scales=scales)
 
 
 def _shape(name: str, array: jax.Array, meaning: str, rank: int) -> tuple[int, ...]:
-    if array.ndim != rank or not jnp.issubdtype(array.dtype, jnp.floating):
+    if array.ndim != rank or array.dtype not in FLOAT_DTYPES:
         raise ValueError(f"{name} is {array.dtype}{array.shape}; it must be {meaning} in float32, bfloat16 or float16")
     return array.shape
 
@@ -139,6 +139,9 @@ def _check_pool(heads: int, head_dim: int, pages: jax.Array, scales: jax.Array |
 def _check_places(tokens: int, page_ids: jax.Array, offsets: jax.Array) -> None:
     if page_ids.shape != (tokens,) or offsets.shape != (tokens,):
         raise ValueError(f"page_ids{page_ids.shape} and offsets{offsets.shape} must be ({tokens},)")
+    for name, places in (("page_ids", page_ids), ("offsets", offsets)):
+        if not jnp.issubdtype(places.dtype, jnp.integer):
+            raise ValueError(f"{name} is {places.dtype}; it must be int32: use .astype(jnp.int32)")
 
 
 def _tiny(dtype: str, pages_dtype: str, head_dim: int, rows: int) -> tuple[jax.Array, ...]:
@@ -154,7 +157,7 @@ def _tiny(dtype: str, pages_dtype: str, head_dim: int, rows: int) -> tuple[jax.A
 
 
 def _tiny_scales(pages: jax.Array) -> jax.Array | None:
-    return None if format_of(pages.dtype) is None else jnp.zeros(pages.shape[:3])
+    return None if format_of(pages.dtype) is None else jnp.zeros(pages.shape[:3], jnp.float32)
 
 
 def _check_kv_write(implementation: str, dtype: str, pages_dtype: str, head_dim: int) -> Any:

@@ -59,5 +59,5 @@ def rotate_half(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
 
 def _scatter(k: jax.Array, v: jax.Array, pool: jax.Array, page_ids: jax.Array, offsets: jax.Array) -> jax.Array:
     """Writes ``k, v[T, K, ...]`` to rows 2h and 2h + 1 of ``pool[P, 2K, S, ...]``."""
-    interleaved = jnp.stack([k, v], axis=2).reshape(k.shape[0], -1, *k.shape[2:])
+    interleaved = jnp.stack([k, v], axis=2).reshape(k.shape[0], 2 * k.shape[1], *k.shape[2:])
     return pool.at[page_ids, :, offsets].set(interleaved, mode="promise_in_bounds")

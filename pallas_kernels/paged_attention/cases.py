@@ -149,9 +149,10 @@ def make_operands(
     shape: AttentionShape,
     rows: Rows,
     *,
-    padding_tokens: int = 0,
-    padding_rows: int = 0,
-    spare_pages: int = 0,
+    num_tokens: int | None = None,
+    num_rows: int | None = None,
+    pages_per_row: int | None = None,
+    num_pages: int | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
     """The array arguments of `paged_attention` for a step, random, with each row's pages scattered over the pool.
@@ -159,30 +160,30 @@ def make_operands(
     Args:
         shape: of the layer.
         rows: of the step.
-        padding_tokens, padding_rows: added at the end.
-        spare_pages: that no row names, beside page 0.
+        num_tokens, num_rows, pages_per_row, num_pages: T, B, M, P where they are to be more than the rows need.
         seed: of the numbers.
     """
     rng = np.random.default_rng(seed)
     new, context = (np.array([row[part] for row in rows], np.int32) for part in (0, 1))
     needed = -(-context // shape.page_size)
-    num_pages = int(needed.sum()) + 1 + spare_pages
+    num_tokens, num_rows = num_tokens or int(new.sum()), num_rows or len(rows)
+    num_pages = num_pages or int(needed.sum()) + 1
     ids = iter(rng.permutation(np.arange(1, num_pages)))
-    tables = np.zeros((len(rows) + padding_rows, max(int(needed.max()), 1)), np.int32)
+    tables = np.zeros((num_rows, pages_per_row or max(int(needed.max()), 1)), np.int32)
     for row, count in enumerate(needed):
         tables[row, :count] = [next(ids) for _ in range(count)]
-    num_tokens = int(new.sum()) + padding_tokens
     pool = rng.standard_normal((*shape.pages_shape(num_pages)[:3], shape.head_dim), np.float32)
     kv_format = format_of(shape.pages_dtype)
     pages, scales = (
         quantize(jnp.asarray(pool), kv_format) if kv_format else (jnp.asarray(pool, shape.pages_dtype), None)
     )
+    padding = num_rows - len(rows)
     return {
         "q": jnp.asarray(rng.standard_normal((num_tokens, shape.num_heads, shape.head_dim), np.float32), shape.dtype),
         "pages": pages,
         "block_tables": jnp.asarray(tables),
-        "query_start": jnp.asarray(np.pad(np.cumsum(np.append(0, new)), (0, padding_rows), mode="edge"), jnp.int32),
-        "context_lens": jnp.asarray(np.pad(context, (0, padding_rows)), jnp.int32),
+        "query_start": jnp.asarray(np.pad(np.cumsum(np.append(0, new)), (0, padding), mode="edge"), jnp.int32),
+        "context_lens": jnp.asarray(np.pad(context, (0, padding)), jnp.int32),
         "scales": scales,
         "tree_mask": _random_trees(rng, new, num_tokens) if shape.tree else None,
     }

@@ -33,7 +33,10 @@ class TileConfig:
     edges: bool
 
 
-AMPLE_SHARED_MEMORY = ((8, 0), (9, 0), (10, 0))
+HOPPER = ((9, 0), (10, 0))
+"""Compute capabilities of Hopper and its successor for data centres."""
+
+AMPLE_SHARED_MEMORY = ((8, 0), *HOPPER)
 """Compute capabilities of data-centre GPUs, with 164 KB and more; the others have 100."""
 
 
@@ -68,13 +71,16 @@ def _heuristic(device: Device, block_m: int, head_dim: int, dtype: Any, pages_dt
     if block_m <= 16:
         if wide and full:
             block_kv = 16
+        if format_of(pages_dtype) is not None and not wide and capability in HOPPER:
+            # Codes are bound by instructions, and what a tile costs besides its own halves.
+            block_kv *= 2
         # Two buffers leave room for two or three programs on an SM, which hide one another's start.
         return TileConfig(block_m, block_kv, 4, 5, edges=False)
     if full:
         # Three products for one want registers: no more than a part of a tile.
         return TileConfig(min(block_m, PART), 16, 8, 3, edges=True)
     num_warps = 8 if block_m >= 128 else 4
-    if capability[0] in (9, 10):
+    if capability in HOPPER:
         return TileConfig(block_m, block_kv, num_warps, 3, edges=True)
     if format_of(pages_dtype) is not None:
         block_kv = min(block_kv, 32)

@@ -67,6 +67,6 @@ def _visible(
         named = jnp.take_along_axis(exists, jnp.clip(among_new, 0, exists.shape[1] - 1), axis=1)
         visible = (among_new < 0) | (named & (among_new < exists.shape[1]))
         # The tokens that a token of a tree sees are the path to it: their number says how deep it is.
-        depth = exists.sum(axis=1) - 1
+        depth = jnp.maximum(exists.sum(axis=1) - 1, 0)
         in_window = True if window is None else (among_new >= 0) | (among_new > (depth - window)[:, None])
     return rows, visible & in_window & owned[:, None]

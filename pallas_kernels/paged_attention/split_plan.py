@@ -19,7 +19,7 @@ UNIT = 16
 PART = 64
 """A tile's rows come in parts, each with a whole number of tokens, so that a kernel may take one part at a time."""
 
-ALIGN = 64
+ALIGN = 128
 """Pieces are cut at multiples of so many positions from where their tile begins."""
 
 ITEM_FIELDS = 8
@@ -105,7 +105,7 @@ class _Rows(NamedTuple):
     """Rows that a list is for, the padding tokens being one more; int32[R] each."""
 
     start: jax.Array
-    count: jax.Array
+    tokens: jax.Array
     context: jax.Array
 
 
@@ -160,7 +160,7 @@ def _make_list(
     """The pieces of at most `num_tiles` tiles, and the merges of those that have several."""
     tokens = tokens_of(policy.block_m, group)
     row, first, size = _tiles(rows, num_tiles, tokens)
-    position = rows.context[row] - rows.count[row] + first - rows.start[row]
+    position = rows.context[row] - rows.tokens[row] + first - rows.start[row]
     end = jnp.maximum(position + size, 0) * (size > 0)
     begin = jnp.zeros_like(end) if window is None else jnp.clip(position - window + 1, 0, end)
     length = end - begin
@@ -200,12 +200,12 @@ def _make_list(
 
 def _tiles(rows: _Rows, num_tiles: int, tokens: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Row, first token and number of tokens (0: no such tile) of each tile."""
-    tiles_of_row = -(-rows.count // tokens)
+    tiles_of_row = -(-rows.tokens // tokens)
     last = jnp.cumsum(tiles_of_row)
     index = jnp.arange(num_tiles, dtype=jnp.int32)
-    row = jnp.minimum(_search(last, index), rows.count.shape[0] - 1)
+    row = jnp.minimum(_search(last, index), rows.tokens.shape[0] - 1)
     offset = (index - last[row] + tiles_of_row[row]) * tokens
-    size = jnp.clip(rows.count[row] - offset, 0, tokens) * (index < last[-1])
+    size = jnp.clip(rows.tokens[row] - offset, 0, tokens) * (index < last[-1])
     return row, rows.start[row] + offset, size
 
 

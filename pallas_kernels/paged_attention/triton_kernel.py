@@ -226,7 +226,7 @@ def _softmax(
     count = pl.cdiv(jnp.maximum(tile.high - tile.low, 0), spec.block_kv)
     if not spec.edges:
         return lax.fori_loop(0, count, step(True), carry)
-    open_from = 0
+    open_from = jnp.int32(0)
     if spec.window is not None:
         last_sees_from = jnp.clip(position + size - spec.window, tile.low, jnp.maximum(tile.high, tile.low))
         open_from = pl.cdiv(last_sees_from - tile.low, spec.block_kv)
@@ -296,12 +296,11 @@ def _decoded(spec: KernelSpec, rows: jax.Array, dtype: Any, in_registers: bool =
     if spec.packed:
         pair = decode_int4(rows, spec.interpret)
     elif in_registers:
-        pair = jnp.unstack(rows.reshape(spec.block_kv, spec.channels // 2, 2), axis=2)
+        even, odd = jnp.unstack(rows.reshape(spec.block_kv, spec.channels // 2, 2), axis=2)
+        pair = decode(even, spec.interpret), decode(odd, spec.interpret)
     else:
         return decode(rows, spec.interpret).astype(dtype)
-    pair = tuple(part if spec.packed else decode(part, spec.interpret) for part in pair)
-    pair = tuple(part.astype(dtype) for part in pair)
-    return jnp.stack(pair, axis=2).reshape(spec.block_kv, spec.channels)
+    return jnp.stack([part.astype(dtype) for part in pair], axis=2).reshape(spec.block_kv, spec.channels)
 
 
 def _scaled(spec: KernelSpec, logits: jax.Array) -> jax.Array:
@@ -316,7 +315,7 @@ def _scaled(spec: KernelSpec, logits: jax.Array) -> jax.Array:
 def _visible(spec: KernelSpec, refs: _Refs, tile: _Tile, positions: jax.Array) -> jax.Array:
     """bool[block_m, block_kv]."""
     there = positions < tile.high
-    if not spec.tree:
+    if tile.cached is None:
         visible = positions[None, :] <= tile.positions[:, None]
         visible &= there[None, :]
         if spec.window is not None:

@@ -252,5 +252,13 @@ def _gather(step: _Step, page_ids: jax.Array, needed: jax.Array, exists: jax.Arr
 
 def _dequantized(pages: jax.Array, scales: jax.Array, rows: jax.Array) -> jax.Array:
     """float32[W, K, C, S, H] of ``rows[W, K, C]`` of the pool, seen as ``[P * 2K, S, H]``."""
-    codes, scales = (array.reshape(-1, *array.shape[2:]) for array in (pages, scales))
-    return dequantize(codes.at[rows].get(mode="promise_in_bounds"), scales.at[rows].get(mode="promise_in_bounds"))
+    # XLA's CPU backend would cast the whole pool before it gathers from it: float8, which it cannot gather, to float16,
+    # and bytes to what they are cast to afterwards. The barriers keep the first cast in the loop and the second behind
+    # the gather.
+    bits, rows = jax.lax.optimization_barrier((pages, rows))
+    bits, scales = (
+        array.reshape(-1, *array.shape[2:]) for array in (jax.lax.bitcast_convert_type(bits, jnp.uint8), scales)
+    )
+    taken = jax.lax.optimization_barrier(bits.at[rows].get(mode="promise_in_bounds"))
+    codes = jax.lax.bitcast_convert_type(taken, pages.dtype)
+    return dequantize(codes, scales.at[rows].get(mode="promise_in_bounds"))

@@ -117,7 +117,7 @@ def _write_cases() -> list[KernelCase]:
 
 
 def _writes(name: str, heads: int, group: int, width: int, queries: str, dtype: str) -> list[KernelCase]:
-    """rope_kv_write, kv_write and block_copy of 32 tokens or pages."""
+    """rope_kv_write and, of Llama's shape, kv_write and block_copy of 32 tokens or pages."""
     shape = (NUM_PAGES, 2 * heads, 16, width // 2 if dtype == "uint8" else width)
     pages = jax.ShapeDtypeStruct(shape, dtype)
     scales = jax.ShapeDtypeStruct(shape[:3], jnp.float32) if format_of(dtype) else None
@@ -132,7 +132,7 @@ def _writes(name: str, heads: int, group: int, width: int, queries: str, dtype: 
     )
     return [
         KernelCase(op, name, partial(_in_pool, function), (operands, (pages, scales), index, index), donated=(1,))
-        for op, function, operands in operations
+        for op, function, operands in (operations if width == 128 else operations[:1])
     ]
 
 

@@ -113,12 +113,12 @@ REHEARSAL = (
 )
 
 
-def checks(implementation: str, rehearse: bool) -> list[Check]:
+def checks(implementation: str | None, rehearse: bool) -> list[Check]:
     """Every shape, the most important first."""
     return [_check(paged, implementation) for paged in (REHEARSAL if rehearse else _shapes())]
 
 
-def _check(paged: Paged, implementation: str) -> Check:
+def _check(paged: Paged, implementation: str | None) -> Check:
     rng = np.random.default_rng([paged.num_tokens, paged.head_dim, paged.group])
     q = rng.standard_normal((paged.num_tokens, paged.kv_heads * paged.group, paged.head_dim))
     q = (2 * q).astype(jnp.dtype(paged.dtype))

@@ -67,7 +67,7 @@ REHEARSAL = (
 )
 
 
-def checks(implementation: str, rehearse: bool) -> list[Check]:
+def checks(implementation: str | None, rehearse: bool) -> list[Check]:
     """Forward and backward of every shape."""
     shapes = REHEARSAL if rehearse else SHAPES
     forward = [_forward(flash, implementation) for flash in shapes]
@@ -110,7 +110,7 @@ def _expected(flash: Flash) -> references.FlashResult:
     return references.flash_attention(q, k, v, g, _visible(flash), masking)
 
 
-def _call(flash: Flash, implementation: str, return_lse: bool) -> Any:
+def _call(flash: Flash, implementation: str | None, return_lse: bool) -> Any:
     def run(q: jax.Array, k: jax.Array, v: jax.Array, segments: Any, lengths: Any) -> Any:
         return flash_attention(
             q,
@@ -128,7 +128,7 @@ def _call(flash: Flash, implementation: str, return_lse: bool) -> Any:
     return run
 
 
-def _forward(flash: Flash, implementation: str) -> Check:
+def _forward(flash: Flash, implementation: str | None) -> Check:
     q, k, v, _, segments, lengths = _inputs(flash)
 
     def judge(results: Any) -> Ratios:
@@ -144,7 +144,7 @@ def _forward(flash: Flash, implementation: str) -> Check:
     return Check(flash.name, kernel, _call(flash, implementation, True), (q, k, v, segments, lengths), judge)
 
 
-def _backward(flash: Flash, implementation: str) -> Check:
+def _backward(flash: Flash, implementation: str | None) -> Check:
     q, k, v, g, segments, lengths = _inputs(flash)
     call = _call(flash, implementation, False)
 

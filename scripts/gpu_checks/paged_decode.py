@@ -99,7 +99,7 @@ class Decode:
     @property
     def num_bytes(self) -> int:
         """Device memory of the arrays."""
-        return self.num_pages * self.page_size * self.position_bytes + 8 * self.call_bytes // max(self.context, 1)
+        return int(1.05 * self.num_pages * self.page_size * self.position_bytes)
 
     @property
     def kernel(self) -> str:

@@ -40,12 +40,12 @@ SHAPES = (
 REHEARSAL = (Product(3, 64, 96),)
 
 
-def checks(implementation: str, rehearse: bool) -> list[Check]:
+def checks(implementation: str | None, rehearse: bool) -> list[Check]:
     """Every shape."""
     return [_check(product, implementation) for product in (REHEARSAL if rehearse else SHAPES)]
 
 
-def _check(product: Product, implementation: str) -> Check:
+def _check(product: Product, implementation: str | None) -> Check:
     rng = np.random.default_rng([product.tokens, product.channels])
     dtype = jnp.dtype(jnp.bfloat16)
     x = (3 * rng.standard_normal((product.tokens, product.channels))).astype(dtype)

@@ -12,6 +12,9 @@ import jax
 
 State = TypeVar("State")
 
+SLOW = 20
+"""Two steps that take so many times what a sample should: there is no time for many."""
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -54,7 +57,9 @@ def time_chain(
     calls, samples = (1, 2) if rehearse else (0, samples)
     if not rehearse:
         once, state = _run(step, state, 2)
-        calls = max(2, min(1000, round(sample_seconds / max(once / 2, 1e-6))))
+        calls = max(1, min(1000, round(sample_seconds / max(once / 2, 1e-6))))
+        if once > SLOW * sample_seconds:
+            samples = min(samples, 3)
     seconds = []
     for _ in range(samples):
         elapsed, state = _run(step, state, calls)

@@ -6,8 +6,10 @@ As a module to run, it is that process: `python -m scripts.gpu_checks.torch_peer
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import select
 import subprocess
 import sys
 import time
@@ -16,6 +18,10 @@ from statistics import median
 from typing import Any
 
 from scripts.gpu_checks.case import NotHere
+
+HEARTBEAT_SECONDS = 10.0
+PATIENCE_SECONDS = 90.0
+"""The first answer waits for PyTorch to be imported."""
 
 
 class TorchPeer:
@@ -43,19 +49,32 @@ class TorchPeer:
         try:
             self._process.stdin.write(json.dumps({"op": op} | arguments) + "\n")
             self._process.stdin.flush()
-            line = self._process.stdout.readline()
         except BrokenPipeError:
-            line = ""
-        answer: dict[str, Any] = json.loads(line) if line else {"error": "PyTorch's process died"}
+            raise NotHere("PyTorch's process died") from None
+        answer: dict[str, Any] = json.loads(self._answer())
         if "error" in answer:
             raise NotHere(answer["error"])
         return answer
+
+    def _answer(self) -> str:
+        """One line; says now and then that it waits, since silence is a sign of a hung GPU."""
+        assert self._process and self._process.stdout
+        for _ in range(int(PATIENCE_SECONDS / HEARTBEAT_SECONDS)):
+            if select.select([self._process.stdout], [], [], HEARTBEAT_SECONDS)[0]:
+                line = self._process.stdout.readline()
+                if not line:
+                    raise NotHere("PyTorch's process died")
+                return line
+            print("  ... waiting for PyTorch", flush=True)
+        self._process.kill()
+        raise NotHere(f"PyTorch gave no answer in {PATIENCE_SECONDS:.0f} s")
 
     def close(self) -> None:
         """Ends the process."""
         if self._process is not None:
             assert self._process.stdin and self._process.stdout
-            self._process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # it died with a request unread
+                self._process.stdin.close()
             try:
                 self._process.wait(timeout=10)
             except subprocess.TimeoutExpired:

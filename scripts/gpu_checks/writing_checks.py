@@ -60,7 +60,7 @@ SHAPES = (
 REHEARSAL = (Write(tokens=3, head_dim=16, rotated=16), Write("int8", "float32", 4, 2, 2, 16, 8))
 
 
-def checks(implementation: str, rehearse: bool) -> list[Check]:
+def checks(implementation: str | None, rehearse: bool) -> list[Check]:
     """The three operations on every shape."""
     shapes = REHEARSAL if rehearse else SHAPES
     return [make(write, implementation) for write in shapes for make in (_rope_kv_write, _kv_write, _block_copy)]
@@ -88,7 +88,7 @@ def _pool(write: Write) -> tuple[np.ndarray, np.ndarray | None]:
     return values.astype(write.pool_dtype), scales
 
 
-def _rope_kv_write(write: Write, implementation: str) -> Check:
+def _rope_kv_write(write: Write, implementation: str | None) -> Check:
     qkv, cos, sin, page_ids, offsets = _values(write)
     pages, scales = _pool(write)
 
@@ -111,7 +111,7 @@ def _rope_kv_write(write: Write, implementation: str) -> Check:
     return Check(f"rope_kv_write {write.name}", f"rope_kv_write {write.pool_dtype}", run, args, judge)
 
 
-def _kv_write(write: Write, implementation: str) -> Check:
+def _kv_write(write: Write, implementation: str | None) -> Check:
     qkv, _, _, page_ids, offsets = _values(write)
     k, v = qkv[:, :, write.group], qkv[:, :, write.group + 1]
     pages, scales = _pool(write)
@@ -167,7 +167,7 @@ def _worst(write: Write, stored: np.ndarray, wanted: np.ndarray, input_error: fl
     return float(np.max(error / bound)) if np.isfinite(error).all() else float("inf")
 
 
-def _block_copy(write: Write, implementation: str) -> Check:
+def _block_copy(write: Write, implementation: str | None) -> Check:
     pages, scales = _pool(write)
     sources, targets = np.array([3, 7, 0, 3, 0], np.int32), np.array([9, 2, 0, 30, 0], np.int32)
 

@@ -192,7 +192,7 @@ def test_damaged_data_is_an_error_that_names_the_folder(keep, saved):
     assert max(file.stat().st_size for file in files) > keep
     for file in files:
         file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(ValueError, match=r"saved/params (is not|cannot be read, at 'embed/embedding')"):
+    with pytest.raises(ValueError, match=r"saved/params (is not an Orbax|cannot be read)"):
         load_checkpoint(saved)
 
 

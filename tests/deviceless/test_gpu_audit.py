@@ -29,5 +29,5 @@ def test_a_step_on_two_gpus(tmp_path: Path) -> None:
 
 def test_the_matrix() -> None:
     text = run("--all", "--gpu", "h200", "--op", "block_copy", "--jobs", "1")
-    assert "18 programs, 18 kernels, 0 faults." in text
-    assert text.count("block_copy") == 18
+    assert "6 programs, 6 kernels, 0 faults." in text
+    assert text.count("block_copy") == 6

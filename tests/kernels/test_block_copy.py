@@ -74,6 +74,8 @@ def test_bad_arguments_are_refused_by_name() -> None:
     pages, ids = np.zeros((3, 2, 2, 4)), np.zeros(2, int)
     with pytest.raises(ValueError, match=r"source_ids\(1,\) and target_ids\(2,\)"):
         block_copy(pages, ids[:1], ids)
+    with pytest.raises(ValueError, match=r"target_ids is float64; it must be int32"):
+        block_copy(pages, ids, ids.astype(float))
     with pytest.raises(ValueError, match=r"pages\(3, 2, 2, 4\) and scales\(2, 2, 2\) must be"):
         block_copy(pages, ids, ids, scales=np.zeros((2, 2, 2)))
     with pytest.raises(ValueError, match=r"implementation='cuda' of block_copy"):

@@ -182,6 +182,10 @@ def test_differences_are_named() -> None:
     assert "off by 0.1" in str(self_check.difference(x.at[1].add(0.1), x))
     assert "NaN" in str(self_check.difference(x.at[0].set(jnp.nan), x))
     assert "off by" in str(self_check.difference(x.at[0].set(jnp.inf), x))
+    seen_nothing = jnp.array([-jnp.inf, 1.0])
+    assert self_check.difference(seen_nothing, seen_nothing) is None
+    assert "off by 1" in str(self_check.difference(seen_nothing.at[1].set(2.0), seen_nothing))
+    assert "infinities" in str(self_check.difference(seen_nothing.at[0].set(jnp.inf), seen_nothing))
     assert "bfloat16" in str(self_check.difference(x.astype(jnp.bfloat16), x))
     assert "off by 1" in str(self_check.difference(jnp.array([1, 2]), jnp.array([1, 3])))
     assert self_check.difference(jnp.zeros(0), jnp.zeros(0)) is None

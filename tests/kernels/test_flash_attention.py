@@ -57,7 +57,7 @@ CASES = {
     "segments, lengths, fewer queries": Case(20, 45, 2, 128, kv_heads=2, segments=True, lengths=(45, 32)),
     "window, segments, more queries": Case(45, 20, 5, 72, "float16", window=7, segments=True),
     "two-sided window, lengths": Case(37, 37, 1, 256, "bfloat16", window=(5, 3), lengths=(17, 37)),
-    "nothing masked, whole tiles": Case(32, 48, 2, kv_heads=2),
+    "nothing masked, whole tiles": Case(32, 48, 2, kv_heads=3),
     "causal, whole tiles": Case(48, 48, 4, 128, causal=True),
     "one query": Case(1, 37, 8, causal=True),
     "one key": Case(37, 1, 2, causal=True),

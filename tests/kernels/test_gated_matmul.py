@@ -88,6 +88,11 @@ def test_a_token_does_not_depend_on_the_others() -> None:
     np.testing.assert_array_equal(np.delete(spoilt, 3, 0), np.delete(together, 3, 0))
 
 
+@pytest.mark.parametrize("implementation", ["triton-interpret", "xla"])
+def test_no_tokens_give_no_gates(implementation: str) -> None:
+    assert run(operands(0, 64, 32, jnp.bfloat16), "silu", implementation).shape == (0, 32)
+
+
 def test_derivatives_are_those_of_the_reference() -> None:
     arrays = operands(3, 64, 32, jnp.bfloat16)
 
@@ -116,6 +121,10 @@ def test_mistakes_are_named() -> None:
     x, scale, weights = operands(2, 64, 32, jnp.bfloat16)
     with pytest.raises(ValueError, match=r"x\(2, 64\) must be \[T, D\].*weights\(32, 64\) \[2, F, D\]"):
         norm_gated_matmul(x, scale, weights[0], epsilon=EPSILON, activation="silu")
+    with pytest.raises(ValueError, match=r"x \(bfloat16\), scale \(float32\) and weights \(bfloat16\) must have one"):
+        norm_gated_matmul(x, jnp.float32(scale), weights, epsilon=EPSILON, activation="silu")
+    with pytest.raises(ValueError, match="epsilon=0 of norm_gated_matmul must be above 0"):
+        norm_gated_matmul(x, scale, weights, epsilon=0, activation="silu")
     with pytest.raises(ValueError, match=f"activation='swish' must be one of {', '.join(ACTIVATIONS)}"):
         norm_gated_matmul(x, scale, weights, epsilon=EPSILON, activation="swish")
 

@@ -147,6 +147,14 @@ def test_padding_tokens_share_page_0(write: Any, dtype: str) -> None:
     np.testing.assert_array_equal(pages[2, :, 1] != decoded(codes)[2, :, 1], np.ones((4, 8), bool))
 
 
+def test_a_step_without_tokens_writes_nothing(write: Any) -> None:
+    k, none = np.zeros((0, 2, 8), np.float32), np.zeros(0, np.int32)
+    codes, scales = pool("int8", 3, 2, 2, 8)
+    got_codes, got_scales = write(k, k, codes, none, none, scales=scales)
+    np.testing.assert_array_equal(got_codes, codes)
+    np.testing.assert_array_equal(got_scales, scales)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_a_donated_pool_is_written_in_place(dtype: str) -> None:
     codes, scales = pool("int8", 64, 2, 16, 8) if dtype == "int8" else (np.zeros((64, 4, 16, 8), np.float32), None)
@@ -161,8 +169,14 @@ def test_a_donated_pool_is_written_in_place(dtype: str) -> None:
 def test_bad_arguments_are_refused_by_name() -> None:
     k, pages, index = np.ones((2, 2, 4), np.float32), np.zeros((3, 4, 4, 4), np.float32), np.zeros(2, int)
     scales = np.zeros((3, 4, 4), np.float32)
-    with pytest.raises(ValueError, match=r"v\(1, 2, 4\)"):
+    with pytest.raises(ValueError, match=r"v float32\(1, 2, 4\)"):
         kv_write(k, k[:1], pages, index, index)
+    with pytest.raises(ValueError, match=r"k float32\(2, 2, 4\) and v int64\(2, 2, 4\) must both be"):
+        kv_write(k, k.astype(int), pages, index, index)
+    with pytest.raises(ValueError, match=r"k is float8_e5m2\(2, 2, 4\); it must be"):
+        kv_write(k.astype(ml_dtypes.float8_e5m2), k, pages, index, index)
+    with pytest.raises(ValueError, match=r"offsets is float32; it must be int32: use"):
+        kv_write(k, k, pages, index, index.astype(np.float32))
     with pytest.raises(ValueError, match=r"pages float32\(3, 2, 4, 4\) must be \[P, 2K, S, H\] with K=2 and H=4"):
         kv_write(k, k, pages[:, :2], index, index)
     with pytest.raises(ValueError, match="page_ids"):

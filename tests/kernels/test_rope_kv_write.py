@@ -161,6 +161,14 @@ def test_padding_tokens_write_to_page_0_and_still_have_queries(implementation: s
     assert changed == {(0, 0), (3, 2)}
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_step_without_tokens_writes_nothing(implementation: str) -> None:
+    given = inputs(Case(1, 2, 16, 16), tokens=0)
+    q, pages = jax.jit(partial(rope_kv_write, implementation=implementation))(*given)
+    assert q.shape == (0, 2, 16)
+    np.testing.assert_array_equal(pages, given.pages)
+
+
 def test_bad_arguments_are_refused_by_name() -> None:
     given = inputs(Case(2, 3, 16, 16))
     with pytest.raises(ValueError, match=r"qkv\(3, 2, 2, 16\) must be .* G >= 1"):

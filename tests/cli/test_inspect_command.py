@@ -1,0 +1,128 @@
+"""`jaxinfer inspect`: right numbers, from headers only."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxinfer.checkpoint import load_params, open_checkpoint, save_checkpoint
+from jaxinfer.checkpoint.convert import convert_checkpoint
+from jaxinfer.cli.main import main
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.planning.memory import kv_token_bytes
+
+DATA = Path(__file__).parents[1] / "data"
+GIVES_NO_WEIGHTS = "import numpy as np; np.memmap = None; from jaxinfer.cli.main import main; import sys; "
+GIVES_NO_WEIGHTS += "status = main(sys.argv[1:]); print('jax' in sys.modules, status)"
+
+
+@pytest.fixture
+def inspect(capsys):
+    """`inspect(path)`: the facts of --json."""
+
+    def run(path) -> dict:
+        capsys.readouterr()
+        assert main(["inspect", str(path), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["tiny_llama", "tiny_llama_tied", "tiny_qwen2"])
+def test_numbers_are_those_of_the_loaded_model(name, inspect):
+    facts, checkpoint = inspect(DATA / name), open_checkpoint(DATA / name)
+    params = load_params(checkpoint, "float32")
+    assert facts["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert facts["bytes"] == sum(facts["bytes_by_dtype"].values())
+    assert facts["format"] == "safetensors"
+    assert facts["architecture"] == checkpoint.hf_config["architectures"][0]
+    assert facts["tied_head"] == (name == "tiny_llama_tied")
+    assert facts["context"] == 128
+    assert facts["eos_token_ids"] == [2]
+    assert facts["heads"] == {"query": 8, "key_value": 2, "width": 8}
+    assert facts["other_settings"].get("qkv_bias", False) == (name != "tiny_llama")
+    for dtype in ("float32", "bfloat16"):
+        assert facts["kv_bytes_per_token"][dtype] == kv_token_bytes(checkpoint.model_config, dtype)
+
+
+def test_kv_bytes_of_quantised_caches_count_the_scales(inspect):
+    # 2 layers, keys and values of 2 heads of 8 channels; a float32 scale for each of the 8 vectors.
+    expected = {"float32": 256, "bfloat16": 128, "int8": 64 + 32, "fp8": 64 + 32, "int4": 32 + 32}
+    assert inspect(DATA / "tiny_llama")["kv_bytes_per_token"] == expected
+
+
+def test_tokenizer_and_templates(write_checkpoint, tiny_config, tiny_params, inspect, capsys):
+    folder = write_checkpoint(tiny_config, tiny_params())
+    facts = inspect(folder)
+    assert facts["special_tokens"] == {
+        "bos_token": {"text": "<s>", "id": 256},
+        "eos_token": {"text": "</s>", "id": 257},
+    }
+    assert facts["tokenizer"] == {"kind": "tokenizers", "vocab_size": 258, "num_special_tokens": 2}
+    assert facts["chat_template"] is False
+    (folder / "chat_template.jinja").write_text("x")
+    (folder / "generation_config.json").write_text('{"temperature": 0.25, "transformers_version": "5"}')
+    assert inspect(folder)["chat_template"] is True
+    assert main(["inspect", str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert "special tokens:     bos_token <s> (256), eos_token </s> (257)\n" in text
+    assert "chat template:      yes\n" in text
+    assert "sampling defaults:  temperature 0.25\n" in text
+
+
+def test_every_format_says_the_same_of_a_model(tmp_path, inspect, write_checkpoint, tiny_config, tiny_params):
+    folder = write_checkpoint(tiny_config, tiny_params())
+    convert_checkpoint(folder, tmp_path / "orbax", "orbax")
+    left, right = inspect(folder), inspect(tmp_path / "orbax")
+    assert right.pop("format") == "Orbax" and left.pop("format") == "safetensors"
+    assert left.pop("path") != right.pop("path")
+    assert left == right
+
+
+def test_what_does_not_load_is_an_error_and_a_missing_tokenizer_is_a_fact(tmp_path, capsys):
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "is not a model directory" in capsys.readouterr().err
+    assert main(["inspect", "./nowhere"]) == 2
+    assert "does not exist" in capsys.readouterr().err
+    assert main(["inspect", str(DATA / "tiny_llama")]) == 0
+    text = capsys.readouterr().out
+    assert "tokenizer:          none (" in text and "chat template:      no\n" in text
+
+
+def test_neither_weights_nor_jax_are_touched():
+    words = [sys.executable, "-c", GIVES_NO_WEIGHTS, "inspect", str(DATA / "tiny_llama")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("False 0\n"), done.stdout
+
+
+@pytest.mark.real_model
+def test_smollm2(smollm2_path, inspect, capsys):
+    start = time.process_time()
+    facts = inspect(smollm2_path)
+    assert time.process_time() - start < 2
+    assert facts["parameters"] == 134515008
+    assert facts["bytes_by_dtype"] == {"q4_1": 66355200, "q8_0": 30081024, "float32": 140544}
+    assert facts["quantised_tensors"] == {"Q4_1": 210, "Q8_0": 1}
+    assert facts["context"] == 8192
+    assert facts["rope"] == {"theta": 100000.0, "scaling": {}}
+    assert facts["other_settings"] == {"rms_norm_eps": float(np.float32(1e-5))}
+    assert facts["special_tokens"]["bos_token"] == {"text": "<|im_start|>", "id": 1}
+    assert facts["tokenizer"]["num_special_tokens"] == 17
+    assert facts["chat_template"] is True
+    assert facts["kv_bytes_per_token"]["bfloat16"] == 30 * 2 * 3 * 64 * 2
+    assert main(["inspect", str(smollm2_path)]) == 0
+    assert "quantisation:       Q4_1 (210 tensors), Q8_0 (1 tensor)\n" in capsys.readouterr().out
+
+
+def test_rotary_factors(tmp_path, inspect, capsys, random_params):
+    factors = tuple(float(i + 1) for i in range(16))
+    config = ModelConfig(32, 64, 32, 1, 2, rope_freq_factors=factors)
+    save_checkpoint(tmp_path / "saved", random_params(config), config)
+    assert inspect(tmp_path / "saved")["rope"]["scaling"] == {"rope_freq_factors": list(factors)}
+    assert main(["inspect", str(tmp_path / "saved")]) == 0
+    assert "rope:               theta 10000, rope_freq_factors 16 values, 1 to 16\n" in capsys.readouterr().out
