@@ -78,7 +78,8 @@ def hf_config_of(
     config = {read[key]: value for key, value in own.items() if key in read}
     embedding = tensors.get("token_embd.weight")
     config["vocab_size"] = own.get("vocab_size") if embedding is None else embedding.shape[0]
-    config["sliding_window"] = own.get("attention.sliding_window") or None
+    if "sliding_window" in read.values():
+        config["sliding_window"] = own.get("attention.sliding_window") or None  # Phi-4's files say 0 for none
     config |= _rope(family, own, tensors, prefix)
     unread = own.keys() - read.keys() - ROPE_KEYS.keys() - CHECKED_KEYS - IGNORED_KEYS
     return config, sorted(prefix + key for key in unread)
