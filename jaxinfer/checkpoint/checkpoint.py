@@ -10,7 +10,14 @@ from jaxinfer.checkpoint import gguf_config, hf_directory, orbax_directory
 from jaxinfer.checkpoint.gguf import read_gguf
 from jaxinfer.checkpoint.orbax_directory import StoredLeaf
 from jaxinfer.checkpoint.tensor import Tensor, stored_dtype
-from jaxinfer.checkpoint.weight_map import NameStyle, Placement, embedding_name, head_name, place_weights
+from jaxinfer.checkpoint.weight_map import (
+    NameStyle,
+    Placement,
+    complete_names,
+    embedding_name,
+    head_name,
+    place_weights,
+)
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families.family import Family
 from jaxinfer.models.registry import family_of_gguf, family_of_hf_config
@@ -110,7 +117,7 @@ def _open_directory(path: Path) -> Checkpoint:
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path / 'config.json'}: {error}") from error
     _warn_unknown(path / "config.json", family.unknown_keys(config))
-    tensors = hf_directory.read_tensors(path)
+    tensors = complete_names(family, hf_directory.read_tensors(path))
     return Checkpoint(
         path=path,
         model_config=model_config,
@@ -145,12 +152,12 @@ def _open_gguf(path: Path) -> Checkpoint:
     metadata, tensors = file.metadata, file.tensors
     try:
         family = family_of_gguf(str(metadata.get("general.architecture")))
-        hf_config, unknown = gguf_config.hf_config_of(metadata, tensors)
+        hf_config, unknown = gguf_config.hf_config_of(family, metadata, tensors)
         model_config = gguf_config.model_config_of(family, hf_config, metadata, tensors)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from error
     _warn_unknown(path, unknown)
-    weights = {name: tensor for name, tensor in tensors.items() if name != gguf_config.ROPE_FACTORS}
+    weights = {name: tensor for name, tensor in tensors.items() if name not in gguf_config.NOT_PARAMETERS}
     return Checkpoint(
         path=path,
         model_config=model_config,

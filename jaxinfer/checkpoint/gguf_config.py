@@ -19,18 +19,30 @@ HF_KEYS = {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "attention.sliding_window_pattern": "sliding_window_pattern",
+    "attention.scale": "attention_multiplier",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
     "rope.freq_base": "rope_theta",
+    "rope.freq_base_swa": "rope_local_base_freq",
+}
+ROPE_KEYS = {
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.attn_factor": "attention_factor",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
 }
 CHECKED_KEYS = {"vocab_size", "rope.dimension_count", "attention.value_length", "rope.scaling.type", "expert_count"}
-# Either redundant (the rope scaling's own numbers, refused or absent with it) or about how the file was made.
-IGNORED_KEYS = {
-    "rope.scaling.factor",
-    "rope.scaling.original_context_length",
-    "rope.scaling.finetuned",
-    "expert_used_count",
-    "tensor_data_layout",
-    "attention.causal",
-}
+# About how the file was made, or of no consequence without experts.
+IGNORED_KEYS = {"rope.scaling.finetuned", "expert_used_count", "tensor_data_layout", "attention.causal"}
 SAMPLING_KEYS = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_k": "top_k",
@@ -40,29 +52,64 @@ SAMPLING_KEYS = {
 }
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
 ROPE_FACTORS = "rope_freqs.weight"
+LONGROPE_FACTORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
+NOT_PARAMETERS = {ROPE_FACTORS, *LONGROPE_FACTORS.values()}
 
 
-def hf_config_of(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], list[str]]:
+def hf_config_of(
+    family: Family, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], list[str]]:
     """Translates a file's architecture keys.
 
     Returns:
         A config with Hugging Face's keys, and the architecture keys that nobody reads.
 
     Raises:
-        ValueError: a setting is not supported (mixture of experts, scaled or partial rotation, per-layer sizes).
+        ValueError: a setting is not supported (experts where the family has none, per-layer sizes).
     """
     prefix = f"{metadata['general.architecture']}."
     own = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     listed = next((key for key in HF_KEYS if isinstance(own.get(key), list)), None)
     if listed:
         raise ValueError(f"{prefix}{listed} differs from layer to layer, which is not supported")
-    if own.get("expert_count"):
+    if own.get("expert_count") and "num_experts" not in family.config_keys:
         raise ValueError(f"{prefix}expert_count={own['expert_count']}: mixture of experts is not supported")
-    config = {HF_KEYS[key]: value for key, value in own.items() if key in HF_KEYS}
+    read = {key: name for key, name in HF_KEYS.items() if name in family.config_keys}
+    config = {read[key]: value for key, value in own.items() if key in read}
     embedding = tensors.get("token_embd.weight")
     config["vocab_size"] = own.get("vocab_size") if embedding is None else embedding.shape[0]
-    config["rope_scaling"] = {"rope_type": own.get("rope.scaling.type", "none")}
-    return config, sorted(prefix + key for key in own if key not in HF_KEYS.keys() | CHECKED_KEYS | IGNORED_KEYS)
+    if "sliding_window" in read.values():
+        config["sliding_window"] = own.get("attention.sliding_window") or None  # Phi-4's files say 0 for none
+    config |= _rope(family, own, tensors, prefix)
+    unread = own.keys() - read.keys() - ROPE_KEYS.keys() - CHECKED_KEYS - IGNORED_KEYS
+    return config, sorted(prefix + key for key in unread)
+
+
+def _rope(family: Family, own: Mapping[str, Any], tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
+    kind = own.get("rope.scaling.type", "none")
+    settings: dict[str, Any] = {"rope_type": kind}
+    if kind != "none":
+        settings |= {name: own[key] for key, name in ROPE_KEYS.items() if key in own}
+    if all(name in tensors for name in LONGROPE_FACTORS.values()):
+        names = ("attention_factor", "original_max_position_embeddings")
+        settings = {name: own[key] for key, name in ROPE_KEYS.items() if name in names and key in own}
+        settings |= {"rope_type": "longrope"}
+        settings |= {key: _values(tensors[name]) for key, name in LONGROPE_FACTORS.items()}
+    config: dict[str, Any] = {"rope_scaling": settings}
+    rotated, width = own.get("rope.dimension_count"), own.get("attention.key_length")
+    if width is None and own.get("attention.head_count"):
+        width = own.get("embedding_length", 0) // own["attention.head_count"]
+    if rotated is not None and rotated != width:
+        if family.gguf_pairwise_rotary or not width:
+            raise ValueError(
+                f"{prefix}rope.dimension_count={rotated} is not supported; it must be the head_dim {width}"
+            )
+        config["partial_rotary_factor"] = rotated / width
+    return config
+
+
+def _values(tensor: Tensor) -> list[float]:
+    return [float(value) for value in tensor.rows(0, tensor.shape[0]).astype(np.float32).ravel()]
 
 
 def model_config_of(
@@ -71,21 +118,18 @@ def model_config_of(
     """Makes the ModelConfig; biases, tying and rotary factors are told by which tensors there are.
 
     Raises:
-        ValueError: heads of different widths, or rotation of a part of the head.
+        ValueError: heads of different widths, or a setting that the family refuses.
     """
     config = replace(
-        family.model_config(hf_config),
+        family.gguf_config(family.model_config(hf_config)),
         qkv_bias="blk.0.attn_q.bias" in tensors,
         o_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_down.bias" in tensors,
         tie_word_embeddings="output.weight" not in tensors,
     )
-    for key in ("rope.dimension_count", "attention.value_length"):
-        value = metadata.get(f"{family.name}.{key}", config.head_dim)
-        if value != config.head_dim:
-            raise ValueError(f"{family.name}.{key}={value} is not supported; it must be the head_dim {config.head_dim}")
+    key = f"{metadata['general.architecture']}.attention.value_length"
+    if metadata.get(key, config.head_dim) != config.head_dim:
+        raise ValueError(f"{key}={metadata[key]} is not supported; it must be the head_dim {config.head_dim}")
     if ROPE_FACTORS in tensors:
-        factors = tensors[ROPE_FACTORS]
-        values = factors.rows(0, factors.size).astype(np.float32).ravel()
-        config = replace(config, rope_freq_factors=tuple(float(value) for value in values))
+        config = replace(config, rope_freq_factors=tuple(_values(tensors[ROPE_FACTORS])))
     return config

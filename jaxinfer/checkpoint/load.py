@@ -97,7 +97,7 @@ def stored_bytes(checkpoint: Checkpoint) -> int:
     """Bytes of all the values as they are stored; what `read_leaves` reports adds up to it."""
     if checkpoint.leaves is not None:
         return sum(leaf.nbytes for leaf in checkpoint.leaves.values())
-    return sum(placement.tensor.nbytes for placement in checkpoint.placements)
+    return sum(placement.nbytes for placement in checkpoint.placements)
 
 
 def read_leaves(
@@ -130,7 +130,7 @@ def read_leaves(
         host = _aligned_empty(spec.shape, spec.dtype)
         for placement in sources.pop(name):
             _fill(host, placement)
-            on_bytes(placement.tensor.nbytes)
+            on_bytes(placement.nbytes)
         yield name, host
     if sources:
         raise ValueError(f"the decoder has no parameter {next(iter(sources))!r}, which the family table fills")
@@ -139,7 +139,7 @@ def read_leaves(
 def _by_leaf(checkpoint: Checkpoint) -> dict[str, list[Placement]]:
     sources: dict[str, list[Placement]] = {}
     for placement in checkpoint.placements:
-        sources.setdefault(placement.leaf, []).append(placement)
+        sources.setdefault(placement.slot.leaf, []).append(placement)
     return sources
 
 
@@ -151,23 +151,24 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _fill(host: np.ndarray, placement: Placement) -> None:
-    """Copies a tensor into its part of the host buffer, some rows at a time."""
-    target = host[placement.part]
-    rows_each = placement.tensor.shape[0] // target.shape[0]  # tensor rows in one entry of the part's first axis
-    values_each = max(1, placement.tensor.size // target.shape[0])
+    """Copies a tensor, or its part, into its part of the host buffer, some rows at a time."""
+    slot = placement.slot
+    target = slot.view(host)
+    rows_each = slot.shape[0] // target.shape[0]  # tensor rows in one entry of the part's first axis
+    values_each = max(1, target.size // target.shape[0])
     step = max(1, CHUNK_VALUES // values_each)
     for start in range(0, target.shape[0], step):
         stop = min(start + step, target.shape[0])
-        rows = placement.tensor.rows(start * rows_each, stop * rows_each)
-        if placement.pairwise_head_dim:
-            rows = _split_pairs(rows, placement.pairwise_head_dim)
+        rows = placement.tensor.rows(slot.first_row + start * rows_each, slot.first_row + stop * rows_each)
+        if slot.pairs is not None:
+            rows = _split_pairs(rows, *slot.pairs)
         with np.errstate(over="ignore"):  # float16 overflow shows as inf logits, which end a request with an error
             target[start:stop] = rows.reshape(target[start:stop].shape)
 
 
-def _split_pairs(rows: np.ndarray, head_dim: int) -> np.ndarray:
+def _split_pairs(rows: np.ndarray, head_dim: int, channel_size: int) -> np.ndarray:
     """Moves rotary channels stored as pairs (2j, 2j + 1) half a head apart (j, j + head_dim / 2)."""
-    return rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+    return rows.reshape(-1, head_dim // 2, 2, channel_size).swapaxes(1, 2).reshape(rows.shape)
 
 
 def _check_tied_head(checkpoint: Checkpoint) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 
 from jaxinfer.checkpoint.hf_directory import INDEX, SINGLE
 from jaxinfer.checkpoint.safetensors import DTYPES
-from jaxinfer.checkpoint.weight_map import expected_weights
+from jaxinfer.checkpoint.weight_map import Slot, expected_weights
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.models.families.family import Family, LeafIndex
+from jaxinfer.models.families.family import Family
 
 ALIGNMENT = 8  # of the data in a file, as the safetensors library has it
 STORED = {name: (stored, np.dtype(storage)) for stored, (name, storage) in DTYPES.items()}
@@ -22,11 +22,12 @@ STORED = {name: (stored, np.dtype(storage)) for stored, (name, storage) in DTYPE
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """A tensor to be written: its name and shape in the file, and the part of a parameter that it is."""
+    """A tensor to be written: its name and shape in the file, and the parts of a parameter that it is made of, in the
+    order of its rows."""
 
     name: str
     shape: tuple[int, ...]
-    part: LeafIndex
+    slots: tuple[Slot, ...]
     nbytes: int
 
 
@@ -71,10 +72,16 @@ def write_safetensors(
 
 def _plan(family: Family, config: ModelConfig, itemsize: int) -> dict[str, list[PlannedTensor]]:
     """Leaf path -> the tensors it is split into."""
+    slots: dict[str, list[Slot]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, weight, slot in expected_weights(family, config, "hf"):
+        slots.setdefault(name, []).append(slot)
+        shapes[name] = weight.tensor_shape(config)
     plan: dict[str, list[PlannedTensor]] = {}
-    for name, leaf, weight in expected_weights(family, config, "hf"):
-        shape = weight.tensor_shape(config)
-        plan.setdefault(leaf, []).append(PlannedTensor(name, shape, weight.part, math.prod(shape) * itemsize))
+    for name, parts in slots.items():
+        in_order = tuple(sorted(parts, key=lambda slot: slot.first_row))
+        tensor = PlannedTensor(name, shapes[name], in_order, math.prod(shapes[name]) * itemsize)
+        plan.setdefault(parts[0].leaf, []).append(tensor)
     return plan
 
 
@@ -104,11 +111,13 @@ class _ShardWriter:
             raise ValueError(f"tensor {tensor.name!r} comes where {expected.name!r} was planned")
         if number != self._open:
             self._begin(number)
-        values = np.ascontiguousarray(leaf[tensor.part], self._dtype)
-        if values.size != math.prod(tensor.shape):
-            raise ValueError(f"the part of {tensor.name!r} is {list(values.shape)}, which is not {list(tensor.shape)}")
         assert self._file is not None
-        self._file.write(values.reshape(-1).view(np.uint8).data)
+        for slot in tensor.slots:
+            if slot.view(leaf).size != math.prod(slot.shape):
+                found = list(slot.view(leaf).shape)
+                raise ValueError(f"the part of {tensor.name!r} is {found}, which is not {list(slot.shape)}")
+            values = np.ascontiguousarray(slot.tensor_rows(leaf), self._dtype)
+            self._file.write(values.reshape(-1).view(np.uint8).data)
         self._next += 1
 
     def finish(self) -> int:

@@ -1,5 +1,6 @@
 """What a checkpoint is, in numbers and names, from its headers alone."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
@@ -102,7 +103,7 @@ def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, int, int]]:
         for leaf in checkpoint.leaves.values():
             yield leaf.dtype, leaf.size, leaf.nbytes
     for placement in checkpoint.placements:
-        yield placement.tensor.dtype, placement.tensor.size, placement.tensor.nbytes
+        yield placement.tensor.dtype, math.prod(placement.slot.shape), placement.nbytes
 
 
 def _format(checkpoint: Checkpoint) -> str:

@@ -3,10 +3,13 @@
 Everything is checked from names and shapes alone, before any weight is read.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
 
 from jaxinfer.checkpoint.tensor import Tensor
 from jaxinfer.models.config import ModelConfig
@@ -16,21 +19,57 @@ NameStyle = Literal["hf", "gguf"]
 
 
 @dataclass(frozen=True)
-class Placement:
-    """One tensor's way into the parameter tree.
+class Slot:
+    """The part of a parameter that a checkpoint's tensor, or some rows of it, fills.
 
     Args:
-        tensor: what to read.
-        leaf: path of the parameter it (partly) fills.
-        part: index that selects the part.
-        pairwise_head_dim: head dimension, if the tensor's rows are rotary channels stored pairwise and must be put half
-            a head apart; else 0.
+        leaf: path of the parameter.
+        part: index that selects the part, of the leaf with its axes in the order of `axes`.
+        shape: of those rows of the tensor.
+        first_row: where they begin in the tensor.
+        axes: permutation of the leaf's axes; empty for as they are.
+        item: place of the tensor on the part's first axes, counted in C order; None when it fills the whole part.
+        pairs: the head dimension and the values of one channel, if the tensor's rotary channels are stored pairwise and
+            must be put half a head apart; else None.
     """
 
-    tensor: Tensor
     leaf: str
     part: LeafIndex
-    pairwise_head_dim: int = 0
+    shape: tuple[int, ...]
+    first_row: int = 0
+    axes: tuple[int, ...] = ()
+    item: int | None = None
+    pairs: tuple[int, int] | None = None
+
+    def view(self, leaf: np.ndarray) -> np.ndarray:
+        """The part of the parameter's array."""
+        view: np.ndarray = (leaf.transpose(self.axes) if self.axes else leaf)[self.part]
+        if self.item is None:
+            return view
+        values = math.prod(self.shape)
+        axes = next(axes for axes in range(view.ndim) if math.prod(view.shape[axes:]) == values)
+        return view[np.unravel_index(self.item, view.shape[:axes])]
+
+    def tensor_rows(self, leaf: np.ndarray) -> np.ndarray:
+        """The rows of the tensor that fill this part of the parameter: `view` the other way round."""
+        rows = self.view(leaf)
+        if self.pairs is None:
+            return rows.reshape(self.shape)
+        head_dim, channel_size = self.pairs
+        return rows.reshape(-1, 2, head_dim // 2, channel_size).swapaxes(1, 2).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One tensor's way into the parameter tree: what to read, and where it goes."""
+
+    tensor: Tensor
+    slot: Slot
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are read."""
+        return self.tensor.row_bytes * self.slot.shape[0]
 
 
 def place_weights(
@@ -41,22 +80,25 @@ def place_weights(
     Raises:
         ValueError: a tensor is missing, unexpected, or of the wrong shape; the message names it, and both shapes.
     """
-    if config.num_hidden_layers > len(tensors):  # also keeps a corrupt count from being counted to
+    # This also keeps a corrupt count from being counted to.
+    if config.num_hidden_layers > len(tensors) or (style == "hf" and config.num_experts > len(tensors)):
         raise ValueError(
-            f"{source}: {config.num_hidden_layers} layers, but the checkpoint has only {len(tensors)} tensors"
+            f"{source}: {config.num_hidden_layers} layers{_experts(config)}, but the checkpoint has only "
+            f"{len(tensors)} tensors"
         )
-    pairwise = style == "gguf" and family.gguf_pairwise_rotary
+    if _pairwise(family, style) and config.rotary_width != config.head_dim:
+        raise ValueError(
+            f"{source}: {config.rotary_width} of {config.head_dim} channels rotated, in pairs, is not supported"
+        )
     placements, missing, misshapen = [], [], []
-    for name, leaf, weight in expected_weights(family, config, style):
+    for name, weight, slot in expected_weights(family, config, style):
         shape, tensor = weight.tensor_shape(config), tensors.get(name)
         if tensor is None or not tensor.size:
             missing.append(f"{name} {list(shape)}")
         elif tensor.shape != shape:
             misshapen.append(f"{name} is {list(tensor.shape)} but the config says {list(shape)}")
         else:
-            placements.append(
-                Placement(tensor, leaf, weight.part, config.head_dim if pairwise and weight.rotary else 0)
-            )
+            placements.append(Placement(tensor, slot))
     if missing:
         raise ValueError(
             f"{source}: {_listed(missing)} missing from the checkpoint; it is incomplete or not a {family.name} model"
@@ -65,6 +107,14 @@ def place_weights(
         raise ValueError(f"{source}: tensor {_listed(misshapen)}")
     _refuse_unexpected(family, config, tensors, style, source)
     return tuple(placements)
+
+
+def complete_names(family: Family, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The tensors under the names of the family's table, where the file leaves out the beginning."""
+    prefix = family.optional_prefix
+    if not prefix or any(name.startswith(prefix) for name in tensors):
+        return tensors
+    return {name if name == head_name(family, "hf") else prefix + name: tensor for name, tensor in tensors.items()}
 
 
 def head_name(family: Family, style: NameStyle) -> str:
@@ -77,21 +127,36 @@ def embedding_name(family: Family, style: NameStyle) -> str:
     return next(getattr(weight, style) for weight in family.weights if weight.leaf == "embed/embedding")
 
 
-def expected_weights(family: Family, config: ModelConfig, style: NameStyle) -> list[tuple[str, str, Weight]]:
-    """Tensor name, leaf path and table line of every weight of the model."""
-    expected = []
+def expected_weights(family: Family, config: ModelConfig, style: NameStyle) -> list[tuple[str, Weight, Slot]]:
+    """Tensor name, table line and place of every weight of the model."""
+    expected: list[tuple[str, Weight, Slot]] = []
+    kinds = config.layer_kinds
     for weight in family.weights:
-        if weight.when(config):
-            name = getattr(weight, style)
-            layers = range(config.num_hidden_layers) if "{i}" in name else (0,)
-            expected += [(name.format(i=i), weight.leaf.format(i=i), weight) for i in layers]
+        name = getattr(weight, style)
+        if not name or not weight.when(config):
+            continue
+        pairs = None
+        if weight.rotary and _pairwise(family, style):
+            pairs = config.head_dim, weight.channel_size(config)
+        geometry = weight.part, weight.part_shape(config), weight.first_row(config), weight.axes
+        layers = [i for i, kind in enumerate(kinds) if weight.layers(kind)] if "{i}" in weight.leaf else [0]
+        items: Sequence[int | None] = range(weight.items(config)) if weight.each else (None,)
+        expected += [
+            (name.format(i=i, e=item), weight, Slot(weight.leaf.format(i=i), *geometry, item, pairs))
+            for i in layers
+            for item in items
+        ]
     return expected
+
+
+def _pairwise(family: Family, style: NameStyle) -> bool:
+    return family.gguf_pairwise_rotary if style == "gguf" else family.pairwise_rotary
 
 
 def _refuse_unexpected(
     family: Family, config: ModelConfig, tensors: Mapping[str, Tensor], style: NameStyle, source: Path
 ) -> None:
-    known = {name for name, _, _ in expected_weights(family, config, style)}
+    known = {name for name, *_ in expected_weights(family, config, style)}
     if config.tie_word_embeddings:
         known.add(head_name(family, style))
     unexpected = [
@@ -104,6 +169,10 @@ def _refuse_unexpected(
             f"{source}: tensor {_listed(unexpected)} has no place in the model that its config describes "
             f"({config.num_hidden_layers} layers, {family.name})"
         )
+
+
+def _experts(config: ModelConfig) -> str:
+    return f" of {config.num_experts} experts" if config.num_experts else ""
 
 
 def _listed(items: list[str], most: int = 3) -> str:

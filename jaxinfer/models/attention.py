@@ -1,6 +1,6 @@
 """Multi-head, grouped-query and multi-query self-attention; what it attends over is the caller's."""
 
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import flax.linen as nn
 import jax
@@ -8,20 +8,35 @@ import jax.numpy as jnp
 
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.linear import Linear
+from jaxinfer.models.norm import Norm
 from jaxinfer.models.rope import Rotation, rotate
 
 Cache = TypeVar("Cache")
+
+
+class Sight(NamedTuple):
+    """What a layer's tokens see and how they weigh it, fixed when tracing.
+
+    Attributes:
+        window: positions that a token sees, its own included; None for all before it.
+        scale: factor on the logits; None for ``H ** -0.5``.
+        softcap: ``cap * tanh(logits / cap)`` after scaling; None for none.
+    """
+
+    window: int | None = None
+    scale: float | None = None
+    softcap: float | None = None
 
 
 class AttentionFn(Protocol[Cache]):
     """Attention of a step's new tokens over a layer's cache: a pytree, so that it can cross a jit boundary.
 
     Takes ``qkv[T, K, G + 2, H]`` as the projection leaves it (of each KV head its G queries, its key and its value, not
-    rotated yet, so that one kernel can rotate and write), the tokens' angles, and the layer's cache; returns
-    ``[T, N, H]`` and the cache with the new keys and values in it.
+    rotated yet, so that one kernel can rotate and write), the tokens' angles, the layer's cache and its `Sight`;
+    returns ``[T, N, H]`` and the cache with the new keys and values in it.
     """
 
-    def __call__(self, qkv: jax.Array, angles: Rotation, cache: Cache) -> tuple[jax.Array, Cache]: ...
+    def __call__(self, qkv: jax.Array, angles: Rotation, cache: Cache, sight: Sight) -> tuple[jax.Array, Cache]: ...
 
 
 def split_rotated(qkv: jax.Array, angles: Rotation) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -33,15 +48,16 @@ def split_rotated(qkv: jax.Array, angles: Rotation) -> tuple[jax.Array, jax.Arra
 
 
 class SelfAttention(nn.Module):
-    """Fused qkv, rotary embedding, attention, output projection.
+    """Fused qkv, norm of queries and keys, rotary embedding, attention, output projection.
 
     The fused kernel is ``[K, G + 2, H, D]``: a KV head and the query heads it serves stay together, so a split over K
-    shards queries, keys and values alike. `sum_over`: see `Linear`; K is split over that axis.
+    shards queries, keys and values alike. `sum_over`: see `Linear`; K is split over that axis. `window`: of this layer.
     """
 
     config: ModelConfig
     param_dtype: jnp.dtype = jnp.float32
     sum_over: str | None = None
+    window: int | None = None
 
     @nn.compact
     def __call__(
@@ -50,7 +66,16 @@ class SelfAttention(nn.Module):
         c = self.config
         heads, groups, width = c.num_key_value_heads, c.num_query_groups, c.head_dim
         qkv = Linear((heads, groups + 2, width), (c.hidden_size,), c.qkv_bias, self.param_dtype, name="qkv")(x)
-        out, cache = attend(qkv, angles, cache)
+        if c.qk_norm is not None:
+            q, k = self._norm("q_norm", qkv[:, :, :-2]), self._norm("k_norm", qkv[:, :, -2])
+            qkv = jnp.concatenate([q, k[:, :, None], qkv[:, :, -1:]], axis=2)
+        out, cache = attend(qkv, angles, cache, Sight(self.window, c.query_scale, c.attn_softcap))
         out = out.reshape(x.shape[0], heads, groups, width)
         sizes = (c.hidden_size,), (heads, groups, width)
         return Linear(*sizes, c.o_bias, self.param_dtype, self.sum_over, name="out")(out), cache
+
+    def _norm(self, name: str, x: jax.Array) -> jax.Array:
+        c, full = self.config, self.config.qk_norm == "full"
+        shape = x.shape[-1:] if c.qk_norm == "head" else x.shape[1:]
+        over = len(shape) if full else 1
+        return Norm(c, shape, over, False, self.param_dtype, self.sum_over if full else None, name=name)(x)

@@ -8,33 +8,75 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.models.attention import AttentionFn, Cache, SelfAttention
-from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.attention import AttentionFn, Cache, SelfAttention, Sight
+from jaxinfer.models.config import LayerKind, ModelConfig
 from jaxinfer.models.embedding import Embedding
 from jaxinfer.models.linear import Linear
-from jaxinfer.models.mlp import GatedMLP
-from jaxinfer.models.norm import RMSNorm
+from jaxinfer.models.mlp import MLP
+from jaxinfer.models.moe import MixtureOfExperts
+from jaxinfer.models.norm import Norm
 from jaxinfer.models.rope import Rotation, rotation
 from jaxinfer.typing import Params
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm transformer block: ``x + attn(norm(x))``, then ``x + mlp(norm(x))``; ``x[T, D]``."""
+    """A transformer block over ``x[T, D]``: attention, then MLP or experts, each added to the residual stream.
+
+    Sequential: ``x + attn(norm(x))``, then ``x + mlp(norm(x))``. Parallel: ``x + attn(norm(x)) + mlp(norm(x))``. The
+    norms are before, after (still ahead of the sum), or both, as `config` says.
+    """
 
     config: ModelConfig
+    kind: LayerKind
     param_dtype: jnp.dtype = jnp.float32
     sum_over: str | None = None
 
-    @nn.compact
+    def setup(self) -> None:
+        c = self.config
+        options = self.param_dtype, self.sum_over
+        self.attn = SelfAttention(c, *options, window=self.kind.window)
+        self.mlp = MixtureOfExperts(c, *options) if self.kind.moe else MLP(c, c.intermediate_size, *options)
+        if c.pre_norms:
+            self.attn_norm = self._norm()
+            if c.block != "parallel_shared_norm":
+                self.mlp_norm = self._norm()
+        if c.post_norms:
+            self.attn_post_norm = self._norm()
+            self.mlp_post_norm = self._norm()
+
+    def _norm(self) -> Norm:
+        c = self.config
+        return Norm(c, (c.hidden_size,), use_bias=c.norm_bias, param_dtype=self.param_dtype)
+
     def __call__(
         self, x: jax.Array, angles: Rotation, attend: AttentionFn[Cache], cache: Cache
     ) -> tuple[jax.Array, Cache]:
         c = self.config
-        normed = RMSNorm(c.rms_norm_eps, self.param_dtype, name="attn_norm")(x)
-        mixed, cache = SelfAttention(c, self.param_dtype, self.sum_over, name="attn")(normed, angles, attend, cache)
-        x = x + mixed
-        norm = RMSNorm(c.rms_norm_eps, self.param_dtype, name="mlp_norm")
-        return x + GatedMLP(c, self.param_dtype, self.sum_over, name="mlp")(x, norm), cache
+        normed = self.attn_norm(x) if c.pre_norms else x
+        mixed, cache = self.attn(normed, angles, attend, cache)
+        if c.post_norms:
+            mixed = self.attn_post_norm(mixed)
+        mixed = _scaled(mixed, c.residual_multiplier)
+        if c.block == "sequential":
+            x = x + mixed
+        out = self._feed_forward(x, normed)
+        if c.post_norms:
+            out = self.mlp_post_norm(out)
+        out = _scaled(out, c.residual_multiplier)
+        return (x + out if c.block == "sequential" else x + mixed + out), cache
+
+    def _feed_forward(self, x: jax.Array, attn_normed: jax.Array) -> jax.Array:
+        c = self.config
+        if c.block == "parallel_shared_norm":
+            return self.mlp(attn_normed)
+        if not c.pre_norms:
+            return self.mlp(x)
+        return self.mlp(x, self.mlp_norm)
+
+
+def _scaled(x: jax.Array, factor: float) -> jax.Array:
+    """``x * factor`` with the factor rounded to x's dtype, as the references of these families have it."""
+    return x if factor == 1 else x * jnp.asarray(factor, x.dtype)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -66,8 +108,10 @@ class Decoder(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.embed = Embedding(c.vocab_size, c.hidden_size, self.param_dtype)
-        self.layers = [DecoderLayer(c, self.param_dtype, self.sum_over) for _ in range(c.num_hidden_layers)]
-        self.final_norm = RMSNorm(c.rms_norm_eps, self.param_dtype)
+        if c.learned_positions:
+            self.embed_positions = Embedding(c.max_position_embeddings, c.hidden_size, self.param_dtype)
+        self.layers = [DecoderLayer(c, kind, self.param_dtype, self.sum_over) for kind in c.layer_kinds]
+        self.final_norm = Norm(c, (c.hidden_size,), use_bias=c.norm_bias, param_dtype=self.param_dtype)
         if not c.tie_word_embeddings:
             self.lm_head = Linear((c.vocab_size,), (c.hidden_size,), False, self.param_dtype)
 
@@ -85,26 +129,32 @@ class Decoder(nn.Module):
         Returns:
             hidden[T, D], and the caches with the new keys and values.
         """
-        x = self.embed(tokens)
-        angles = rotation(self.config, positions)
+        c = self.config
+        x = _scaled(self.embed(tokens), c.embedding_multiplier)
+        if c.learned_positions:
+            x = x + self.embed_positions(positions)
+        angles = {rope: rotation(c, positions, rope) for rope in sorted({kind.rope for kind in c.layer_kinds})}
         written = []
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            kind = c.layer_kind(index)
             if self.is_initializing():
-                x, cache = layer(x, angles, attend, cache)
+                x, cache = layer(x, angles[kind.rope], attend, cache)
             else:
                 params = self.variables["params"][f"layers_{index}"]
-                block = DecoderLayer(self.config, sum_over=self.sum_over, parent=None)
-                x, cache = apply_layer(block, params, x, angles, attend, cache)
+                block = DecoderLayer(c, kind, sum_over=self.sum_over, parent=None)
+                x, cache = apply_layer(block, params, x, angles[kind.rope], attend, cache)
             written.append(cache)
         return self.final_norm(x), written
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """``hidden[R, D] -> float32[R, V]``."""
-        head = self.embed.logits if self.config.tie_word_embeddings else self.lm_head
-        return head(hidden).astype(jnp.float32)
+        """``hidden[R, D] -> float32[R, V]``, scaled and capped."""
+        c = self.config
+        head = self.embed.logits if c.tie_word_embeddings else self.lm_head
+        logits = _scaled(head(hidden).astype(jnp.float32), c.logit_multiplier)
+        return logits if c.logit_softcap is None else c.logit_softcap * jnp.tanh(logits / c.logit_softcap)
 
     def _forward(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-        def no_attention(qkv: jax.Array, angles: Rotation, cache: None) -> tuple[jax.Array, None]:
+        def no_attention(qkv: jax.Array, angles: Rotation, cache: None, sight: Sight) -> tuple[jax.Array, None]:
             return qkv[:, :, :-2], cache
 
         hidden, _ = self(tokens, positions, jax.tree_util.Partial(no_attention), [None] * self.config.num_hidden_layers)

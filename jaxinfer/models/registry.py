@@ -3,11 +3,31 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxinfer.models.families.cohere import COHERE, COHERE2
 from jaxinfer.models.families.family import Family
+from jaxinfer.models.families.gemma import GEMMA
+from jaxinfer.models.families.gemma2 import GEMMA2
+from jaxinfer.models.families.gemma3 import GEMMA3
+from jaxinfer.models.families.gpt2 import GPT2
+from jaxinfer.models.families.gpt_neox import GPT_NEOX
+from jaxinfer.models.families.granite import GRANITE
 from jaxinfer.models.families.llama import LLAMA
+from jaxinfer.models.families.mistral import MISTRAL
+from jaxinfer.models.families.mixtral import MIXTRAL
+from jaxinfer.models.families.olmo2 import OLMO2
+from jaxinfer.models.families.phi3 import PHI3
 from jaxinfer.models.families.qwen2 import QWEN2
+from jaxinfer.models.families.qwen3 import QWEN3
+from jaxinfer.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
+from jaxinfer.models.families.smollm3 import SMOLLM3
+from jaxinfer.models.families.stablelm import STABLELM
 
-FAMILIES: tuple[Family, ...] = (LLAMA, QWEN2)
+# fmt: off
+FAMILIES: tuple[Family, ...] = (
+    LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE, GEMMA, GEMMA2, GEMMA3, PHI3, SMOLLM3, GRANITE, OLMO2,
+    COHERE, COHERE2, STABLELM, GPT2, GPT_NEOX,
+)
+# fmt: on
 
 
 def supported_architectures() -> tuple[str, ...]:
@@ -40,7 +60,7 @@ def family_of_gguf(architecture: str) -> Family:
         ValueError: no family loads it; the message lists the supported architectures.
     """
     for family in FAMILIES:
-        if family.name == architecture:
+        if architecture in family.gguf_architectures:
             return family
-    supported = ", ".join(family.name for family in FAMILIES)
+    supported = ", ".join(name for family in FAMILIES for name in family.gguf_architectures)
     raise ValueError(f"GGUF architecture {architecture!r} is not supported; supported architectures: {supported}")

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxinfer.models.attention import Sight
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.rope import Rotation
@@ -26,24 +27,35 @@ SAMPLER_FIELDS = ("tokens", "finite", "allowed", "target_logprobs", "target_rank
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["page_ids", "offsets", "block_tables", "query_start", "context_lens", "work_list"],
+    data_fields=["page_ids", "offsets", "block_tables", "query_start", "context_lens", "work_lists"],
     meta_fields=[],
 )
 @dataclass(frozen=True)
 class PagedAttention:
-    """Attention of one step over the paged pool: rotates, writes the keys and values, attends (an `AttentionFn`)."""
+    """Attention of one step over the paged pool: rotates, writes the keys and values, attends (an `AttentionFn`).
+
+    `work_lists`: one for each window that layers have, in no order.
+    """
 
     page_ids: jax.Array
     offsets: jax.Array
     block_tables: jax.Array
     query_start: jax.Array
     context_lens: jax.Array
-    work_list: WorkList
+    work_lists: tuple[WorkList, ...]
 
-    def __call__(self, qkv: jax.Array, angles: Rotation, cache: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, qkv: jax.Array, angles: Rotation, cache: jax.Array, sight: Sight) -> tuple[jax.Array, jax.Array]:
         q, pages = rope_kv_write(qkv, angles.cos, angles.sin, cache, self.page_ids, self.offsets)
         out = paged_attention(
-            q, pages, self.block_tables, self.query_start, self.context_lens, work_list=self.work_list
+            q,
+            pages,
+            self.block_tables,
+            self.query_start,
+            self.context_lens,
+            scale=sight.scale,
+            window=sight.window,
+            softcap=sight.softcap,
+            work_list=next(work_list for work_list in self.work_lists if work_list.window == sight.window),
         )
         return out, pages
 
@@ -121,13 +133,17 @@ def make_attention(step: StepInput, spec: StepSpec, config: ModelConfig, block_s
         block_tables=step.block_tables,
         query_start=step.query_start,
         context_lens=step.context_lens,
-        work_list=make_work_list(
-            step.query_start,
-            step.context_lens,
-            num_tokens=spec.num_tokens,
-            num_heads=config.num_attention_heads,
-            num_kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
+        work_lists=tuple(
+            make_work_list(
+                step.query_start,
+                step.context_lens,
+                num_tokens=spec.num_tokens,
+                num_heads=config.num_attention_heads,
+                num_kv_heads=config.num_key_value_heads,
+                head_dim=config.head_dim,
+                window=window,
+            )
+            for window in config.windows
         ),
     )
 

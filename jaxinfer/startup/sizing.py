@@ -1,7 +1,7 @@
 """How large an engine is: what runs at once, how long requests may be, how many KV blocks there are."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 
@@ -9,6 +9,7 @@ from jaxinfer.cache_dir import default_cache_dir
 from jaxinfer.config import CacheConfig, EngineConfig, RunnerConfig, SchedulerConfig
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import param_shapes
+from jaxinfer.models.moe import MAX_HIDDEN_VALUES
 from jaxinfer.planning.host_memory import host_memory
 from jaxinfer.planning.memory import (
     DeviceBudget,
@@ -53,6 +54,8 @@ def engine_config(args: EngineArgs, model: ModelConfig, dtype: str, loaded: Para
     platform = jax.default_backend()
     memory = device_memory(platform)
     max_model_len = _max_model_len(args, model)
+    if model.rope_scaling is not None and model.rope_scaling.depends_on_length and not model.rope_length:
+        model = replace(model, rope_length=max_model_len)
     max_num_seqs, max_num_batched_tokens = _concurrency(args, platform, memory)
     scheduler = SchedulerConfig(
         max_num_seqs=max_num_seqs,
@@ -104,7 +107,10 @@ def activation_bytes(model: ModelConfig, scheduler: SchedulerConfig, dtype: str)
     """Bound of what a step holds beside weights and cache, in bytes: a few copies of the widest activation of its
     tokens, and float32 logits of its rows with the sampler's copies and counts of them."""
     width = max(2 * model.intermediate_size, model.hidden_size) + 2 * model.num_attention_heads * model.head_dim
-    tokens = 4 * scheduler.max_num_batched_tokens * width * jax.numpy.dtype(dtype).itemsize
+    itemsize = jax.numpy.dtype(dtype).itemsize
+    tokens = 4 * scheduler.max_num_batched_tokens * width * itemsize
+    expert_width = 2 * model.num_experts * model.moe_intermediate_size
+    tokens += 2 * min(MAX_HIDDEN_VALUES, scheduler.max_num_batched_tokens * expert_width) * itemsize
     return tokens + 6 * scheduler.max_num_seqs * model.vocab_size * 4
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLayer
-from jaxinfer.models.norm import RMSNorm
+from jaxinfer.models.norm import Norm
 from jaxinfer.models.rope import rotation
 from jaxinfer.runner.inputs import StepSpec, unpack
 from jaxinfer.runner.step import make_attention
@@ -45,13 +45,13 @@ def make_scanned_step(config: ModelConfig, spec: StepSpec, num_pages: int, block
                 page_ids=attention.page_ids + first_page,
                 block_tables=attention.block_tables + first_page,
             )
-            apply: Any = DecoderLayer(config).apply
+            apply: Any = DecoderLayer(config, config.layer_kind(0)).apply
             return apply({"params": weights}, x, angles, shifted, pool), None
 
         x = params["embed"]["embedding"][last_tokens]
         first_pages = num_pages * jnp.arange(config.num_hidden_layers, dtype=jnp.int32)
         (x, pages), _ = jax.lax.scan(body, (x, pages), (params["layers"], first_pages))
-        normed: Any = RMSNorm(config.rms_norm_eps).apply({"params": params["final_norm"]}, x)
+        normed: Any = Norm(config, (config.hidden_size,)).apply({"params": params["final_norm"]}, x)
         head = params["lm_head"]["kernel"]
         logits = jax.lax.dot_general(normed, head, (((1,), (1,)), ((), ()))).astype(jnp.float32)
         return pages, jnp.argmax(logits, axis=-1).astype(jnp.int32)

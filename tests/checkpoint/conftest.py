@@ -1,7 +1,9 @@
 """Fixtures of the checkpoint tests: the committed tiny models, a forward pass, and a GGUF writer."""
 
+import importlib.util
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,16 @@ import numpy as np
 import pytest
 
 from jaxinfer.models.config import ModelConfig
+
+DATA = Path(__file__).parent.parent / "data"
+FAMILIES = DATA / "families"
+CASES = sorted(path.stem for path in FAMILIES.glob("*.json"))
+# The script that makes the references, which is no part of a package, has the same file beside it.
+_spec = importlib.util.spec_from_file_location("family_weights", DATA / "family_weights.py")
+assert _spec is not None and _spec.loader is not None
+_family_weights = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_family_weights)
+random_weight = _family_weights.random_weight
 
 
 @pytest.fixture(scope="session")
@@ -31,13 +43,16 @@ def all_logits() -> Callable[..., np.ndarray]:
     from jaxinfer.models.attention import split_rotated
     from jaxinfer.models.decoder import Decoder
 
-    def attend(qkv: Any, angles: Any, cache: Any) -> Any:
+    def attend(qkv: Any, angles: Any, cache: Any, sight: Any) -> Any:
         q, k, v = split_rotated(qkv, angles)
         group = q.shape[1] // k.shape[1]
         k, v = (jnp.repeat(x, group, axis=1) for x in (k, v))
-        scores = jnp.einsum("tnh,snh->nts", q, k) * q.shape[-1] ** -0.5
-        causal = jnp.tril(jnp.ones((q.shape[0], q.shape[0]), bool))
-        return jnp.einsum("nts,snh->tnh", jax.nn.softmax(jnp.where(causal, scores, -jnp.inf)), v), cache
+        scores = jnp.einsum("tnh,snh->nts", q, k) * (sight.scale or q.shape[-1] ** -0.5)
+        if sight.softcap is not None:
+            scores = sight.softcap * jnp.tanh(scores / sight.softcap)
+        distance = jnp.arange(q.shape[0])[:, None] - jnp.arange(q.shape[0])
+        seen = (distance >= 0) & (distance < (sight.window or q.shape[0]))
+        return jnp.einsum("nts,snh->tnh", jax.nn.softmax(jnp.where(seen, scores, -jnp.inf)), v), cache
 
     def run(config: ModelConfig, params: Any, tokens: Any) -> np.ndarray:
         decoder, tokens = Decoder(config), jnp.asarray(tokens, jnp.int32)
@@ -142,3 +157,96 @@ def _add_metadata(writer: Any, config: Mapping[str, Any]) -> None:
 def _permuted(tensor: np.ndarray, heads: int) -> np.ndarray:
     """The converter's reordering of llama's q and k rows: from half a head apart to side by side."""
     return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
+
+
+@dataclass(frozen=True)
+class FamilyCase:
+    """One case of tests/data/families, whose checkpoint is made when asked for."""
+
+    name: str
+    description: Mapping[str, Any]
+    references: Mapping[str, np.ndarray]
+    scratch: Path
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return dict(self.description["config"])
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.description["tokens"]
+
+    @property
+    def greedy(self) -> list[int]:
+        return self.description["greedy"]
+
+    @property
+    def lengths(self) -> list[int]:
+        return sorted(int(key.removeprefix("logits_")) for key in self.references)
+
+    def logits(self, length: int) -> np.ndarray:
+        return self.references[f"logits_{length}"]
+
+    def weights(self) -> dict[str, np.ndarray]:
+        unit_offset = self.description["unit_offset"]
+        shapes = self.description["tensors"]
+        return {name: random_weight(name, tuple(shape), unit_offset=unit_offset) for name, shape in shapes.items()}
+
+    def folder(self, rounding: str = "F32", **config: Any) -> Path:
+        """The checkpoint's directory, with other config fields if need be (`...` leaves one out), and its matrices
+        rounded as a GGUF file of that type rounds them."""
+        from safetensors.numpy import save_file
+
+        merged = {**self.config, **config}
+        (self.scratch / "config.json").write_text(
+            json.dumps({key: merged[key] for key in merged if merged[key] is not ...})
+        )
+        weights = {name: _rounded(value, rounding) for name, value in self.weights().items()}
+        save_file(weights, self.scratch / "model.safetensors")
+        return self.scratch
+
+    def served_for(self, config: ModelConfig, length: int) -> ModelConfig:
+        """The config as the engine has it when its longest sequence is `length`."""
+        return replace(config, rope_length=length)
+
+
+def _rounded(value: np.ndarray, kind: str) -> np.ndarray:
+    import gguf
+
+    if value.ndim == 1 or kind == "F32":
+        return value
+    qtype = gguf.GGMLQuantizationType[kind if value.shape[-1] % 32 == 0 else "F16"]
+    return gguf.quants.dequantize(gguf.quants.quantize(value, qtype), qtype)
+
+
+@pytest.fixture
+def make_case(tmp_path: Path) -> Callable[[str], FamilyCase]:
+    """`make_case("gemma2")`."""
+
+    def make(name: str) -> FamilyCase:
+        description = json.loads((FAMILIES / f"{name}.json").read_text())
+        with np.load(FAMILIES / f"{name}.npz") as file:
+            references = {key: file[key] for key in file.files}
+        scratch = tmp_path / name
+        scratch.mkdir()
+        return FamilyCase(name, description, references, scratch)
+
+    return make
+
+
+@pytest.fixture(params=CASES)
+def family_case(request: pytest.FixtureRequest, make_case: Callable[[str], FamilyCase]) -> FamilyCase:
+    """Every case in turn."""
+    return make_case(request.param)
+
+
+@pytest.fixture(params=["llama_dynamic", "phi3_longrope"])
+def edge_case(request: pytest.FixtureRequest, make_case: Callable[[str], FamilyCase]) -> FamilyCase:
+    """Cases with logits of several lengths."""
+    return make_case(request.param)
+
+
+@pytest.fixture(params=["gemma2", "cohere_qk_norm", "granite"])
+def bf16_case(request: pytest.FixtureRequest, make_case: Callable[[str], FamilyCase]) -> FamilyCase:
+    """Families with their own roundings."""
+    return make_case(request.param)

@@ -1,6 +1,5 @@
 """The family tables: configs they read, names they refuse, and that they fill every parameter exactly once."""
 
-import itertools
 import math
 
 import jax
@@ -29,29 +28,42 @@ def model_config(config: dict, **changes: object) -> ModelConfig:
     return family_of_hf_config(merged).model_config(merged)
 
 
+# One of each shape of layer: what a family may leave open is tried below with every family's own configs.
+VARIANTS = {
+    "plain": {},
+    "grouped": {"num_key_value_heads": 2},
+    "tied": {"num_key_value_heads": 1, "tie_word_embeddings": True},
+    "biases": {"attention_bias": True, "mlp_bias": True, "use_qkv_bias": True},
+    "odd": {"use_qk_norm": True, "qk_layernorm": True, "use_parallel_residual": True},
+    "sequential": {"use_parallel_residual": False, "mlp_only_layers": [1]},
+}
+GPT2_SIZES = {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_inner": 80, "n_positions": 32}
+
+
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("bias", list(itertools.product([False, True], repeat=3)), ids=str)
-def test_every_parameter_is_filled_exactly_once(family, kv_heads, tied, bias, tmp_path):
-    qkv, o, mlp = bias
-    sizes = {"num_attention_heads": 4, "num_key_value_heads": kv_heads, "head_dim": 6, "tie_word_embeddings": tied}
-    config = ModelConfig(131, 48, 80, 3, **sizes, qkv_bias=qkv, o_bias=o, mlp_bias=mlp)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_parameter_is_filled_exactly_once(family, variant, tmp_path):
+    sizes = GPT2_SIZES | {"vocab_size": 131} if family.name == "gpt2" else LLAMA | {"head_dim": 16}
+    sizes = sizes | {"num_experts": 5, "num_local_experts": 5, "num_experts_per_tok": 2, "rotary_pct": 0.5}
+    config = family.model_config({**sizes, **VARIANTS[variant]})
     counts = {
         "/".join(key.key for key in path): np.zeros(leaf.shape, int)
         for path, leaf in jax.tree_util.tree_flatten_with_path(param_shapes(config))[0]
     }
-    for style in ("hf", "gguf"):
+    for style in ("hf", "gguf") if family.gguf_architectures else ("hf",):
         tensors = {}
         for weight in family.weights:
-            for i in range(3) if weight.when(config) else ():
-                name = getattr(weight, style).format(i=i)
-                tensors[name] = Tensor(name, weight.tensor_shape(config), "float32", tmp_path, 0, 0, np.float32)
+            for i, kind in enumerate(config.layer_kinds):
+                if not (getattr(weight, style) and weight.when(config) and weight.layers(kind)):
+                    continue
+                for item in range(weight.items(config)):
+                    name = getattr(weight, style).format(i=i, e=item)
+                    tensors[name] = Tensor(name, weight.tensor_shape(config), "float32", tmp_path, 0, 0, np.float32)
         for count in counts.values():
             count[...] = 0
         for placement in place_weights(family, config, tensors, style, tmp_path):
-            part = counts[placement.leaf][placement.part]
-            assert part.size == math.prod(placement.tensor.shape)
+            part = placement.slot.view(counts[placement.slot.leaf])
+            assert part.size == math.prod(placement.slot.shape)
             part += 1
         assert all((count == 1).all() for count in counts.values())
 
@@ -88,21 +100,11 @@ def test_rope_theta_inside_rope_parameters():
     assert model_config(LLAMA, rope_parameters={"rope_theta": 5e5, "rope_type": "default"}).rope_theta == 5e5
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"rope_scaling": {"type": "linear", "factor": 4.0}},
-        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
-        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
-        {"rope_scaling": {"rope_type": "no such thing"}},
-    ],
-    ids=str,
-)
-def test_scaled_rope_is_refused_by_name(setting):
-    (key, value), *_ = setting.items()
-    kind = value.get("rope_type", value.get("type"))
-    with pytest.raises(ValueError, match=rf"{key} of type '{kind}' is not supported"):
-        model_config(LLAMA, **setting)
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("spelling", ["type", "rope_type"])
+def test_unknown_rope_types_are_refused_by_name(key, spelling):
+    with pytest.raises(ValueError, match=rf"{key} of type 'spiral' is not supported; use one of default, linear, dyn"):
+        model_config(LLAMA, **{key: {spelling: "spiral", "factor": 2.0}})
 
 
 @pytest.mark.parametrize("setting", [None, {"type": "default"}, {"rope_type": "none"}], ids=str)
@@ -113,10 +115,11 @@ def test_plain_rope_scaling_is_accepted(setting):
 @pytest.mark.parametrize(
     ("config", "setting", "message"),
     [
-        (QWEN2, {"use_sliding_window": True}, "use_sliding_window=True"),
-        (QWEN2, {"layer_types": ["full_attention", "sliding_attention"]}, "'sliding_attention'"),
+        (QWEN2, {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 0}, "sliding_window=0"),
+        (QWEN2, {"layer_types": ["full_attention", "linear_attention"]}, "'linear_attention'"),
+        (QWEN2, {"layer_types": ["full_attention"]}, "layer_types has 1 entries for num_hidden_layers=3"),
         (LLAMA, {"quantization_config": {"quant_method": "awq"}}, "quant_method='awq'"),
-        (LLAMA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        (LLAMA, {"partial_rotary_factor": 0.6}, "rotary_dim=7 must be even"),
         (LLAMA, {"hidden_act": "mish"}, "hidden_act='mish'"),
         (LLAMA, {"num_key_value_heads": 3}, "num_key_value_heads=3 must divide num_attention_heads=4"),
         (LLAMA, {"vocab_size": None}, "no 'vocab_size'"),
@@ -135,9 +138,13 @@ def test_unknown_keys_are_told():
 
 
 def test_unknown_architecture_lists_the_supported():
-    with pytest.raises(ValueError, match=r"\['NopeForCausalLM'\].*LlamaForCausalLM, Qwen2ForCausalLM"):
+    with pytest.raises(
+        ValueError, match=r"\['NopeForCausalLM'\].*LlamaForCausalLM, .*Qwen2ForCausalLM, .*GPTNeoXForCausalLM"
+    ):
         family_of_hf_config({"architectures": ["NopeForCausalLM"], "model_type": "llama"})
-    with pytest.raises(ValueError, match=r"'nope'.*llama, qwen2"):
+    with pytest.raises(
+        ValueError, match=r"'nope'.*llama, qwen2, qwen3, qwen3moe, gemma, gemma2, gemma3, phi3, granite"
+    ):
         family_of_gguf("nope")
 
 

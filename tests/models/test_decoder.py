@@ -60,7 +60,7 @@ def test_init_makes_the_shapes_it_promises() -> None:
 
 
 def test_gradients_reach_every_parameter() -> None:
-    def attend(qkv: Any, angles: Any, cache: None) -> Any:
+    def attend(qkv: Any, angles: Any, cache: None, sight: Any) -> Any:
         q, k, v = split_rotated(qkv, angles)
         group = q.shape[1] // k.shape[1]
         k, v = jnp.repeat(k, group, 1), jnp.repeat(v, group, 1)

@@ -1,6 +1,6 @@
 """Reading Hugging Face config keys that most families share."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 HFConfig = Mapping[str, Any]
@@ -13,8 +13,8 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
-ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters"})
-REFUSED_KEYS = frozenset({"quantization_config", "partial_rotary_factor"})
+MAX_LAYERS = 10_000
+REFUSED_KEYS = frozenset({"quantization_config"})
 
 
 def required_size(config: HFConfig, key: str) -> int:
@@ -33,28 +33,12 @@ def optional(config: HFConfig, key: str, default: Any) -> Any:
     return default if value is None else value
 
 
-def activation(config: HFConfig, default: str) -> str:
-    """Returns our name of `hidden_act`; unknown ones raise ValueError."""
-    name = optional(config, "hidden_act", default)
+def activation(config: HFConfig, default: str, key: str = "hidden_act") -> str:
+    """Returns our name of the activation that `key` names; unknown ones raise ValueError."""
+    name = optional(config, key, default)
     if name not in ACTIVATIONS:
-        raise ValueError(f"hidden_act={name!r} is not supported; use one of {', '.join(ACTIVATIONS)}")
+        raise ValueError(f"{key}={name!r} is not supported; use one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
-
-
-def rope_theta(config: HFConfig, default: float = 10000.0) -> float:
-    """Returns the rotary base, whether it is spelled ``rope_theta`` or inside ``rope_parameters``.
-
-    Raises:
-        ValueError: the config asks for scaled frequencies, naming the type.
-    """
-    parameters = optional(config, "rope_parameters", {})
-    for key, settings in (("rope_scaling", optional(config, "rope_scaling", {})), ("rope_parameters", parameters)):
-        if not isinstance(settings, Mapping):
-            raise ValueError(f"{key}={settings!r} must be a mapping or null")
-        kind = settings.get("rope_type", settings.get("type", "default"))
-        if kind not in (None, "none", "default"):
-            raise ValueError(f"{key} of type {kind!r} is not supported; only plain RoPE (no {key}) is")
-    return float(optional(config, "rope_theta", optional(parameters, "rope_theta", default)))
 
 
 def refuse_unsupported(config: HFConfig) -> None:
@@ -66,8 +50,45 @@ def refuse_unsupported(config: HFConfig) -> None:
             f"quantization_config with quant_method={method!r} is not supported; load the unquantised checkpoint or a "
             "GGUF file"
         )
-    if optional(config, "partial_rotary_factor", 1.0) != 1.0:
+
+
+def layer_count(config: HFConfig) -> int:
+    """Returns the number of layers; raises ValueError if it can only be a mistake."""
+    count = required_size(config, "num_hidden_layers")
+    if count > MAX_LAYERS:
+        raise ValueError(f"num_hidden_layers={count} is more than {MAX_LAYERS}; the config is damaged")
+    return count
+
+
+def windowed_layers(config: HFConfig, default: Callable[[int], bool]) -> tuple[bool, ...]:
+    """Which layers have a window: as `layer_types` says, else `default` of the layer's number.
+
+    Raises:
+        ValueError: a layer of another type, or too few of them.
+    """
+    count, types = layer_count(config), config.get("layer_types")
+    if types is None:
+        return tuple(map(default, range(count)))
+    unknown = sorted(set(types) - {"full_attention", "sliding_attention"})
+    if unknown:
         raise ValueError(
-            f"partial_rotary_factor={config['partial_rotary_factor']} is not supported; only checkpoints that rotate "
-            "the whole head are"
+            f"layer_types contains {unknown[0]!r}, which is not supported; only 'full_attention' and "
+            "'sliding_attention' are"
         )
+    if len(types) != count:
+        raise ValueError(f"layer_types has {len(types)} entries for num_hidden_layers={count}")
+    return tuple(kind == "sliding_attention" for kind in types)
+
+
+def windows(config: HFConfig, layers: tuple[bool, ...]) -> dict[str, Any]:
+    """The ModelConfig fields of `sliding_window` on `layers`; null or no layer means none.
+
+    Raises:
+        ValueError: there are windowed layers but no width.
+    """
+    width = config.get("sliding_window")
+    if not any(layers):
+        return {}
+    if not isinstance(width, int) or width < 1:
+        raise ValueError(f"sliding_window={width!r} must be an int of at least 1: some layers are windowed")
+    return {"sliding_window": width, "window_layers": None if all(layers) else layers}

@@ -1,0 +1,63 @@
+"""Gemma (arXiv:2403.08295): scaled embeddings, norms of 1 + weight, a GeGLU; its head is always the embedding."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.families.base import BASE_KEYS, base_fields
+from jaxinfer.models.families.family import Family
+from jaxinfer.models.families.hf_config import optional, required_size
+from jaxinfer.models.families.weights import LLAMA_WEIGHTS
+
+CONFIG_KEYS = BASE_KEYS | {"rms_norm_eps", "attention_bias", "hidden_activation"}
+IGNORED_KEYS = frozenset({"use_bidirectional_attention"})  # null or false in all text models
+
+
+def fields(config: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
+    """What all Gemmas have in common."""
+    if config.get("use_bidirectional_attention"):
+        raise ValueError("use_bidirectional_attention=True is not supported; only causal attention is")
+    bias = bool(optional(config, "attention_bias", False))
+    return base_fields(
+        config, **{"max_positions": 8192, "head_dim": 256, "act": "gelu_pytorch_tanh", "tied": True, **defaults}
+    ) | {
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "norm_unit_offset": True,
+        "embedding_multiplier": math.sqrt(required_size(config, "hidden_size")),
+    }
+
+
+def gguf_config(config: ModelConfig) -> ModelConfig:
+    """GGUF files have the 1 added to the weights of the norms, and do not say how queries are scaled: by the head's
+    width, but for the 27B models of Gemma 2 (46 layers) and 3 (62 layers)."""
+    if config.query_scale is None:
+        return replace(config, norm_unit_offset=False)
+    largest = config.num_hidden_layers in (46, 62)
+    width = config.hidden_size // config.num_attention_heads if largest else config.head_dim
+    return replace(config, norm_unit_offset=False, query_scale=width**-0.5)
+
+
+def model_config(config: Mapping[str, Any]) -> ModelConfig:
+    """Makes a ModelConfig from a GemmaConfig's keys; what is missing takes GemmaConfig's default.
+
+    Raises:
+        ValueError: a shape key is missing, or a setting is not supported.
+    """
+    if optional(config, "hidden_act", "gelu") == "gelu":  # the first configs said gelu and meant its approximation
+        config = {**config, "hidden_act": optional(config, "hidden_activation", "gelu_pytorch_tanh")}
+    return ModelConfig(**fields(config))
+
+
+GEMMA = Family(
+    name="gemma",
+    architectures=("GemmaForCausalLM",),
+    model_config=model_config,
+    config_keys=CONFIG_KEYS,
+    ignored_keys=IGNORED_KEYS,
+    weights=LLAMA_WEIGHTS,
+    gguf_config=gguf_config,
+    gguf_architectures=("gemma",),
+)

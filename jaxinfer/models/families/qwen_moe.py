@@ -1,0 +1,83 @@
+"""Qwen2-MoE (with a shared expert behind a gate; arXiv:2407.10671) and Qwen3-MoE (without; arXiv:2505.09388)."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.families import qwen2, qwen3
+from jaxinfer.models.families.base import base_fields
+from jaxinfer.models.families.family import Family
+from jaxinfer.models.families.hf_config import layer_count, optional, windowed_layers, windows
+from jaxinfer.models.families.mixtral import ROUTER_KEYS
+from jaxinfer.models.families.weights import LLAMA_WEIGHTS, experts, qk_norms, shared_expert
+
+# fmt: off
+MOE_KEYS = {
+    "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
+    "decoder_sparse_step", "mlp_only_layers",
+}
+# fmt: on
+
+
+def _moe_fields(config: Mapping[str, Any], default_experts: int, per_token: int, width: int) -> dict[str, Any]:
+    step, dense = optional(config, "decoder_sparse_step", 1), optional(config, "mlp_only_layers", ())
+    count = layer_count(config)
+    layers = tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(count))
+    return {
+        "num_experts": optional(config, "num_local_experts", optional(config, "num_experts", default_experts)),
+        "num_experts_per_tok": optional(config, "num_experts_per_tok", per_token),
+        "moe_intermediate_size": optional(config, "moe_intermediate_size", width),
+        "renormalize_experts": bool(optional(config, "norm_topk_prob", False)),
+        "moe_layers": None if all(layers) else layers,
+    }
+
+
+def qwen2_moe_config(config: Mapping[str, Any]) -> ModelConfig:
+    """Makes a ModelConfig from a Qwen2MoeConfig's keys; what is missing takes Qwen2MoeConfig's default.
+
+    Raises:
+        ValueError: a shape key is missing, or a setting is not supported.
+    """
+    config = {"sliding_window": 4096, **config}
+    last = optional(config, "max_window_layers", 28) if config.get("use_sliding_window") else 0
+    layers = windowed_layers(config, lambda layer: layer % 2 == 0 and layer < last)
+    return ModelConfig(
+        **base_fields(config, max_positions=32768),
+        **windows(config, layers),
+        **_moe_fields(config, 60, 4, 1408),
+        qkv_bias=bool(optional(config, "qkv_bias", True)),
+        shared_expert_intermediate_size=optional(config, "shared_expert_intermediate_size", 5632),
+    )
+
+
+def qwen3_moe_config(config: Mapping[str, Any]) -> ModelConfig:
+    """Makes a ModelConfig from a Qwen3MoeConfig's keys; what is missing takes Qwen3MoeConfig's default.
+
+    Raises:
+        ValueError: a shape key is missing, or a setting is not supported.
+    """
+    # Unlike the dense ones, their head_dim is D / N by default, and their windows are in all layers.
+    head_dim = optional(config, "head_dim", config.get("hidden_size", 0) // config.get("num_attention_heads", 1))
+    full = {**config, "head_dim": head_dim, "max_window_layers": 0}
+    return ModelConfig(**qwen3.fields(full), **_moe_fields(config, 128, 8, 768))
+
+
+QWEN2_MOE = Family(
+    name="qwen2_moe",
+    architectures=("Qwen2MoeForCausalLM",),
+    model_config=qwen2_moe_config,
+    config_keys=qwen2.CONFIG_KEYS | MOE_KEYS | {"qkv_bias", "shared_expert_intermediate_size"},
+    ignored_keys=ROUTER_KEYS,
+    weights=(*LLAMA_WEIGHTS, *experts("mlp"), *shared_expert("mlp.shared_expert")),
+)
+QWEN3_MOE = Family(
+    name="qwen3_moe",
+    architectures=("Qwen3MoeForCausalLM",),
+    model_config=qwen3_moe_config,
+    config_keys=qwen2.CONFIG_KEYS | MOE_KEYS | {"attention_bias"},
+    ignored_keys=ROUTER_KEYS,
+    weights=(*LLAMA_WEIGHTS, *qk_norms(), *experts("mlp")),
+    gguf_architectures=("qwen3moe",),
+    gguf_config=lambda config: replace(config, renormalize_experts=True),  # which these files do not say
+)
