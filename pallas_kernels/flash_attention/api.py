@@ -1,6 +1,7 @@
 """The public operation: documentation, checks, choice of implementation."""
 
 import math
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -13,6 +14,9 @@ from pallas_kernels.flash_attention.reference import flash_attention_reference
 from pallas_kernels.flash_attention.spec import AttentionSpec, Masks
 
 Window = int | tuple[int | None, int | None]
+
+FARTHEST = 1 << 30
+"""Beyond any position; a position and it still add up within 32 bits."""
 
 
 def flash_attention(
@@ -68,20 +72,33 @@ def make_spec(
     q: jax.Array, *, causal: bool, window: Window | None, softcap: float | None, scale: float | None
 ) -> AttentionSpec:
     """The static part of a call, checked."""
-    if isinstance(window, int):
-        if window < 1:
-            raise ValueError(f"window={window} must be at least 1: a query's own position counts")
-        window = (window - 1, None)
-    left, right = window if window is not None else (None, None)
-    if any(side is not None and side < 0 for side in (left, right)):
-        raise ValueError(f"window={window} must be a pair of distances from 0 up, None for no limit")
-    if softcap is not None and not softcap > 0:
+    left, right = _distances(window)
+    if softcap is not None and not 0 < softcap < math.inf:
         raise ValueError(f"softcap={softcap} must be above 0, or None for no cap")
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     if not math.isfinite(scale):
         raise ValueError(f"scale={scale} must be finite")
     # Causal allows nothing to the right, whatever the window says.
     return AttentionSpec(scale, None if softcap is None else float(softcap), left, 0 if causal else right)
+
+
+def _distances(window: Window | None) -> tuple[int | None, int | None]:
+    """How far a query sees to the left and to the right."""
+    if isinstance(window, Integral) and not isinstance(window, bool):
+        if window < 1:
+            raise ValueError(f"window={window} must be at least 1: a query's own position counts")
+        window = (int(window) - 1, None)
+    sides = (None, None) if window is None else window
+    if not isinstance(sides, tuple) or len(sides) != 2 or not all(_is_distance(side) for side in sides):
+        raise ValueError(
+            f"window={window} must be an int of at least 1, or a pair of distances from 0 up, None for no limit"
+        )
+    left, right = (None if side is None else min(int(side), FARTHEST) for side in sides)
+    return left, right
+
+
+def _is_distance(side: Any) -> bool:
+    return side is None or (isinstance(side, Integral) and not isinstance(side, bool) and int(side) >= 0)
 
 
 def run(

@@ -354,6 +354,10 @@ IDS = jnp.zeros((2, 6), jnp.int32)
         ((Q, K.astype(jnp.bfloat16), K), {}, r"k has dtype bfloat16.*cast"),
         ((Q, K, K), {"window": 0}, r"window=0 must be at least 1"),
         ((Q, K, K), {"window": (-1, 0)}, r"window=\(-1, 0\).*None for no limit"),
+        ((Q, K, K), {"window": (1, 2, 3)}, r"window=\(1, 2, 3\) must be an int of at least 1, or a pair"),
+        ((Q, K, K), {"window": 2.5}, r"window=2.5 must be an int"),
+        ((Q, K, K), {"window": True}, r"window=True must be an int"),
+        ((Q, K, K), {"softcap": float("inf")}, r"softcap=inf must be above 0, or None"),
         ((Q, K, K), {"softcap": 0.0}, r"softcap=0.0 must be above 0, or None"),
         ((Q, K, K), {"scale": float("inf")}, r"scale=inf must be finite"),
         ((Q, K, K), {"segment_ids": IDS}, r"segment_ids\(2, 6\), \(2, 6\).*give a pair"),
@@ -365,6 +369,16 @@ IDS = jnp.zeros((2, 6), jnp.int32)
 def test_errors_name_the_argument(arguments: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         flash_attention(*arguments, **options)
+
+
+@pytest.mark.parametrize("far", [2**31 - 1, 2**40])
+def test_windows_wider_than_32_bits_count_hide_nothing(far: int) -> None:
+    rng = np.random.default_rng(0)
+    q, k = (jnp.asarray(rng.standard_normal((1, length, 2, 8)), jnp.float32) for length in (5, 9))
+    attend = jax.jit(flash_attention, static_argnames=("window", "implementation"))
+    everything = attend(q, k, k, implementation="xla")
+    for window in (far, (far, None), (None, far)):
+        np.testing.assert_array_equal(attend(q, k, k, window=window, implementation="xla"), everything)
 
 
 def test_spans_of_tiles() -> None:
