@@ -18,6 +18,9 @@ from pallas_kernels.paged_attention.xla import paged_attention_xla
 
 OP = "paged_attention"
 
+WIDEST = 1 << 30
+"""A window beyond any context; a position and it still add up within 32 bits."""
+
 
 def paged_attention(
     q: jax.Array,
@@ -74,6 +77,7 @@ def paged_attention(
     _check_operands(q, pages, block_tables, query_start, context_lens, tree_mask)
     _check_dtypes(q, pages, scales)
     _check_options(scale, window, softcap)
+    window = None if window is None else min(window, WIDEST)
     if work_list is not None:
         _check_work_list(work_list, q.shape[0], window, implementation)
         if implementation is None and work_list.implementation != "triton":
@@ -143,6 +147,7 @@ def make_work_list(
     if num_kv_heads < 1 or num_heads % num_kv_heads:
         raise ValueError(f"num_heads={num_heads} must be a multiple of num_kv_heads={num_kv_heads}")
     _check_options(None, window, None)
+    window = None if window is None else min(window, WIDEST)
     # The pool is not known here: what the kernel cannot do with it is found out in `paged_attention`.
     check = partial(
         check_triton,

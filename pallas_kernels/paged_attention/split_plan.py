@@ -184,7 +184,9 @@ def _make_list(
     low = begin[tile] + nth * piece[tile]
     high = jnp.minimum(low + piece[tile], end[tile])
     target = jnp.where(split[tile], unit[tile] + nth * units_each, -1)
-    fields = [row[tile], first[tile], jnp.where(exists, size[tile], 0), position[tile], low, high, target]
+    # Padding tokens see nothing of any row; what a kernel reads of theirs must be there all the same.
+    real_row = jnp.minimum(row[tile], rows.tokens.shape[0] - 2)
+    fields = [real_row, first[tile], jnp.where(exists, size[tile], 0), position[tile], low, high, target]
     items = jnp.stack([*fields, jnp.zeros_like(low)], axis=1).astype(jnp.int32)
 
     # More than `pieces` tiles cannot each be longer than the step, and only those are split.

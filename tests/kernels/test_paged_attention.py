@@ -77,6 +77,27 @@ def test_the_pool_is_neither_copied_nor_converted(kv_format: KVFormat | None, dt
     assert memory.temp_size_in_bytes < ops["pages"].size / 8
 
 
+@pytest.mark.parametrize("window", [2**31 - 1, 2**40])
+def test_a_window_wider_than_32_bits_count_hides_nothing(window: int) -> None:
+    """Twenty tiles of several tokens: more than are attended together, and room for as many more."""
+    ops = make_operands(SMALL, [(3, 3 + row) for row in range(20)], num_tokens=256)
+    work = list_for(ops, window=window, implementation="xla")
+    everything = attend(**ops, implementation="xla")
+    np.testing.assert_array_equal(attend(**ops, window=window, implementation="xla"), everything)
+    np.testing.assert_array_equal(attend(**ops, window=window, work_list=work), everything)
+
+
+@pytest.mark.parametrize("num_tokens", [8, 64])
+def test_the_kernel_s_plan_names_rows_that_exist(num_tokens: int) -> None:
+    """Of padding tokens, too: the kernel reads a row's numbers before it knows that there is nothing to see."""
+    rows = [(1, 5)] * 4 if num_tokens == 8 else [(20, 30), (1, 5)]
+    ops = make_operands(SMALL, rows, num_tokens=num_tokens, num_rows=8)
+    plan = list_for(ops, implementation="triton-interpret").plan
+    for tiles in (plan.short, plan.long) if plan.long is not None else (plan.short,):
+        items = np.asarray(tiles.items)
+        assert items[items[:, 2] > 0, 0].max() < 8
+
+
 @pytest.mark.parametrize("implementation", [name for name in IMPLEMENTATIONS if name != "triton"])
 def test_the_list_s_maker_attends(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever made the list explicitly has chosen."""
