@@ -92,7 +92,7 @@ def run_worker(options: Options, budget: float, threads: int) -> int:
         if worker.poll() is None:
             worker.kill()
             worker.wait()
-        reader.join()
+        reader.join(timeout=GRACE_SECONDS)  # what the worker started may still hold its end
         assert worker.stdout
         worker.stdout.close()
 
