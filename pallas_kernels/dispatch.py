@@ -84,7 +84,8 @@ def choose(
     """The implementation to run: the one asked for, else the best that works on the current device.
 
     On an NVIDIA GPU (Ampere or later) that is "triton" if `check` passes and, where the GPU is here, the kernel once
-    gave the reference's numbers for this case; everywhere else it is "xla". What was asked for is not checked.
+    gave the reference's numbers for this case; everywhere else it is "xla". What was asked for is not checked. Where
+    arrays lie is not seen: on a machine with a GPU, code for the CPU asks for "xla" or runs under `jax.default_device`.
 
     Args:
         op: the operation's name, for messages.

@@ -62,7 +62,7 @@ def flash_attention(
         NotImplementedError: ``implementation="triton"`` where the kernel cannot do what is asked.
     """
     check_operands(q, k, v)
-    masks = Masks(*_segments(q, k, segment_ids), _kv_lengths(q, kv_lengths))
+    masks = Masks(*_segments(q, k, segment_ids), _kv_lengths(q, k, kv_lengths))
     spec = make_spec(q, causal=causal, window=window, softcap=softcap, scale=scale)
     out, lse = run(q, k, v, masks, spec, with_lse=return_lse, implementation=implementation)
     return out if lse is None else (out, lse)
@@ -164,7 +164,8 @@ def _segments(
 ) -> tuple[jax.Array | None, jax.Array | None]:
     if segment_ids is None:
         return None, None
-    of_queries, of_keys = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+    pair = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+    of_queries, of_keys = (jnp.asarray(ids) for ids in pair)
     if of_queries.shape != q.shape[:2] or of_keys.shape != k.shape[:2]:
         raise ValueError(
             f"segment_ids{of_queries.shape}, {of_keys.shape} must be [B, T] and [B, S], {q.shape[:2]} and "
@@ -176,9 +177,11 @@ def _segments(
     return of_queries.astype(jnp.int32), of_keys.astype(jnp.int32)
 
 
-def _kv_lengths(q: jax.Array, kv_lengths: jax.Array | None) -> jax.Array | None:
+def _kv_lengths(q: jax.Array, k: jax.Array, kv_lengths: jax.Array | None) -> jax.Array | None:
     if kv_lengths is None:
         return None
+    kv_lengths = jnp.asarray(kv_lengths)
     if kv_lengths.shape != q.shape[:1] or not jnp.issubdtype(kv_lengths.dtype, jnp.integer):
         raise ValueError(f"kv_lengths is {kv_lengths.dtype}{kv_lengths.shape}; it must be int32 of shape {q.shape[:1]}")
-    return kv_lengths.astype(jnp.int32)
+    # A length beyond the keys would let a kernel read past the row.
+    return jnp.clip(kv_lengths, 0, k.shape[1]).astype(jnp.int32)

@@ -1,5 +1,7 @@
 """The flash-attn package's function of this name, for code that is written against it."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
@@ -46,7 +48,7 @@ def flash_attn_func(
     """
     if dropout_p != 0.0:
         raise NotImplementedError(f"dropout_p={dropout_p} is not supported: pass 0.0 and drop out the result instead")
-    if len(window_size) != 2 or min(window_size) < -1:
+    if not isinstance(window_size, Sequence) or len(window_size) != 2 or min(window_size) < -1:
         raise ValueError(f"window_size={window_size} must be (left, right) from 0 up, -1 for no limit")
     if softcap < 0:
         raise ValueError(f"softcap={softcap} must be above 0, or 0.0 for no cap")

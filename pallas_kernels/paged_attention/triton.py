@@ -14,15 +14,12 @@ from jax import lax
 
 from pallas_kernels.dispatch import Device, current_device
 from pallas_kernels.kv_format import format_of, head_dim_of
-from pallas_kernels.paged_attention.config import TileConfig, split_policy, tile_config
+from pallas_kernels.paged_attention.config import HOPPER, TileConfig, split_policy, tile_config
 from pallas_kernels.paged_attention.split_plan import UNIT, SplitPlan, TileList, make_split_plan
 from pallas_kernels.paged_attention.triton_kernel import KernelSpec, MergeSpec, attend_kernel, merge_kernel
 from pallas_kernels.triton_call import triton_call
 
 MAX_GROUP = 16
-
-HOPPER = ((9, 0), (10, 0))
-"""Compute capabilities with 227 KB of shared memory."""
 
 SIGNED_LIMIT = 1 << 31
 """Elements that a signed 32-bit number can count."""

@@ -294,6 +294,13 @@ def test_one_array_of_segments_and_no_log_sum_exp() -> None:
     np.testing.assert_array_equal(attend(segment_ids=segments), pair[0])
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_lengths_end_with_the_keys(implementation: str) -> None:
+    ops = operands(Case(20, 20, 2))
+    attend = partial(flash_attention, ops.q, ops.k, ops.v, implementation=implementation)
+    np.testing.assert_array_equal(attend(kv_lengths=[1000, -1]), attend(kv_lengths=jnp.array([20, 0])))
+
+
 def test_without_a_gpu_xla_is_chosen() -> None:
     ops = operands(Case(20, 20))
     program = jax.make_jaxpr(partial(flash_attention, causal=True))(ops.q, ops.k, ops.v)

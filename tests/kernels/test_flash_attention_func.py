@@ -99,6 +99,7 @@ def test_result_alone_by_default() -> None:
     ("options", "error", "message"),
     [
         ({"dropout_p": 0.1}, NotImplementedError, r"dropout_p=0.1.*0.0"),
+        ({"window_size": 5}, ValueError, r"window_size=5 must be \(left, right\)"),
         ({"window_size": (-2, 0)}, ValueError, r"window_size=\(-2, 0\).*-1"),
         ({"window_size": (1, 2, 3)}, ValueError, r"window_size=\(1, 2, 3\) must be \(left, right\)"),
         ({"softcap": -1.0}, ValueError, r"softcap=-1.0.*0.0 for no cap"),
