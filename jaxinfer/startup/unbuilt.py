@@ -28,6 +28,7 @@ _NO_QUANTISATION = "quantised weights and caches are not built yet (GGUF files a
 _NO_OFFLOAD = "offloading to host memory is not built"
 _XLA = "jaxinfer compiles with XLA; use enforce_eager=True to skip the warm-up"
 _ALWAYS_CHUNKED = "long prompts are always computed in chunks of at most max_num_batched_tokens"
+_WINDOWS = "a model always keeps its windows; with a max_model_len of at most the window they hide nothing"
 _NO_REMOTE_CODE = "code that comes with a checkpoint is never run"
 _MODEL_CONFIG = "pass model_config=ModelConfig(...) with params=... to change the architecture"
 
@@ -49,7 +50,7 @@ UNBUILT: Mapping[str, Unbuilt] = {
     "disable_custom_all_reduce": Unbuilt((False, True), _ONE_DEVICE),
     "disable_hybrid_kv_cache_manager": Unbuilt((None, False, True), "every layer has the same cache"),
     "disable_log_requests": Unbuilt((True,), "requests are not logged"),
-    "disable_sliding_window": Unbuilt((False,), "sliding windows are not built yet"),
+    "disable_sliding_window": Unbuilt((False,), _WINDOWS),
     "distributed_executor_backend": Unbuilt((None, "uni"), _ONE_DEVICE),
     "download_dir": Unbuilt((None,), "Hub models are kept in huggingface_hub's own cache"),
     "enable_chunked_prefill": Unbuilt((True, None), _ALWAYS_CHUNKED),
