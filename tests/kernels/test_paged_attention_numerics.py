@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.paged_attention import make_work_list, paged_attention
-from pallas_kernels.paged_attention.cases import AXES, AttentionShape, make_operands, pairwise_shapes
+from pallas_kernels.paged_attention.cases import AttentionShape, make_operands, pairwise_shapes
 
 EVERY = ("reference", "xla", "triton-interpret")
 FAST = EVERY[1:]
@@ -184,15 +184,13 @@ def test_every_pair_of_features(shape: AttentionShape, implementation: str) -> N
     check(ops, implementation, window=shape.window, softcap=shape.softcap)
 
 
-GROUPS = sorted(set(range(1, 17)) - set(AXES["group"]))
-
-
 @pytest.mark.parametrize(
     ("group", "implementation"),
     [
-        *itertools.product(GROUPS, ["xla"]),
+        *itertools.product((2, 5, 6, 9, 12), ["xla"]),
+        *itertools.starmap(slow, itertools.product((10, 11, 13, 14, 15), ["xla"])),
         *itertools.product((5, 12), ["triton-interpret"]),
-        *itertools.starmap(slow, itertools.product((2, 6, 9), ["triton-interpret"])),
+        *itertools.starmap(slow, itertools.product((2, 6, 9, 15), ["triton-interpret"])),
     ],
 )
 def test_group_sizes_that_the_pairs_leave_out(group: int, implementation: str) -> None:
@@ -238,7 +236,7 @@ def test_one_long_row_among_many_of_one(implementation: str) -> None:
     check(make_operands(shape, [*[(1, 1)] * 10, (1, 4000), *[(1, 1)] * 5]), implementation)
 
 
-@pytest.mark.parametrize("window", [1, 2, 16, 17, 64, 1000])
+@pytest.mark.parametrize("window", [1, 17, 64, slow(2), slow(16), slow(1000)])
 def test_windows(window: int) -> None:
     for rows in (STEPS["a chunk among decodes"], STEPS["decodes at every edge"], STEPS["one chunk of all tokens"]):
         check(ragged(rows), "xla", window=window)
