@@ -29,6 +29,9 @@ GPU_OPTIONS: Mapping[str, bool | int | str] = MappingProxyType(
         # A pool that fills the GPU makes XLA save scratch memory, of which a step needs little, by computing RoPE's
         # angles again in every layer: one launch a layer more.
         "xla_disable_hlo_passes": "rematerialization",
+        # XLA computes products with the same left side as one: for a router of 8 rows it would copy the weights of all
+        # experts beside it, 1.8 GB a layer of Mixtral-8x7B in every step.
+        "xla_gpu_dot_merger_threshold_mb": 0,
     }
 )
 """XLA's options for a step on a GPU."""
