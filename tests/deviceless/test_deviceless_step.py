@@ -61,7 +61,7 @@ def test_decode_copies_nothing(step: Compile, gpu: str, num_devices: int) -> Non
 
 
 def test_a_mixture_of_experts_copies_nothing() -> None:
-    """Nor a copy of another shape: XLA would put the router's rows below those of all experts to compute both at once."""
+    """Nor a part of a larger copy: XLA would put the router's rows below all experts' to compute both at once."""
     decode = compile_step(gpu_target("h200"), MIXTRAL_8X7B, DECODE)
     assert_in_place(decode)
     assert decode.report.temp_bytes < 32 * MIB
