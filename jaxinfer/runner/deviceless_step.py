@@ -118,6 +118,11 @@ def compile_step(
 
 def _part_of(config: ModelConfig, count: int) -> ModelConfig:
     """What one of `count` devices has of a model."""
+    if count > 1 and (config.num_experts or config.qk_norm in ("heads", "full")):
+        raise ValueError(
+            f"num_experts={config.num_experts}, qk_norm={config.qk_norm!r}: how experts, and norms over more than one "
+            "head, lie on several devices is not built yet; compile for one"
+        )
     sizes = {
         name: getattr(config, name) for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size")
     }

@@ -148,3 +148,6 @@ def test_a_model_that_does_not_split_is_refused(tiny_config: ModelConfig) -> Non
     config = replace(tiny_config, num_attention_heads=3, num_key_value_heads=3, head_dim=16)
     with pytest.raises(ValueError, match="num_attention_heads=3 cannot be split over 2 devices"):
         compile_step(gpu_target("h200", 2), config, TINY)
+    for fields in ({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}, {"qk_norm": "full"}):
+        with pytest.raises(ValueError, match="on several devices is not built yet"):
+            compile_step(gpu_target("h200", 2), replace(tiny_config, **fields), TINY)
