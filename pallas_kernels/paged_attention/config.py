@@ -71,7 +71,9 @@ def _heuristic(device: Device, block_m: int, head_dim: int, dtype: Any, pages_dt
     if block_m <= 16:
         if wide and full:
             block_kv = 16
-        if format_of(pages_dtype) is not None and not wide and capability in HOPPER:
+        kv_format = format_of(pages_dtype)
+        spills = kv_format is not None and kv_format.packed and head_dim <= 64
+        if kv_format is not None and not wide and not spills and capability in HOPPER:
             # Codes are bound by instructions, and what a tile costs besides its own halves.
             block_kv *= 2
         # Two buffers leave room for two or three programs on an SM, which hide one another's start.
