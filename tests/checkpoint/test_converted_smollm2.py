@@ -6,7 +6,7 @@ from jaxinfer import LLM, SamplingParams
 from jaxinfer.checkpoint import open_checkpoint
 from jaxinfer.checkpoint.convert import convert_checkpoint
 
-pytestmark = pytest.mark.real_model
+pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 
 NUM_TOKENS = 24
 ENGINE = {"dtype": "float32", "max_model_len": 128, "enforce_eager": True, "use_tqdm_on_load": False}

@@ -157,7 +157,7 @@ def test_not_a_checkpoint(tmp_path):
     with pytest.raises(ValueError, match="does not exist"):
         open_checkpoint(tmp_path / "nothing")
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
-    with pytest.raises(ValueError, match=r"config\.json: the model config has no 'vocab_size'"):
+    with pytest.raises(ValueError, match=r"config\.json: the model config has no 'hidden_size'"):
         open_checkpoint(tmp_path)
 
 
