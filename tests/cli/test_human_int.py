@@ -1,5 +1,7 @@
 """Whole numbers with suffixes."""
 
+import argparse
+
 import pytest
 
 from jaxinfer.cli.human_int import human_int
@@ -20,3 +22,11 @@ def test_values(text: str, value: int) -> None:
 def test_refused(text: str) -> None:
     with pytest.raises(ValueError):
         human_int(text)
+
+
+def test_the_command_line_says_what_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--size", type=human_int)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--size", "50KB"])
+    assert "argument --size: '50KB' is not a whole number such as 4096, 32K" in capsys.readouterr().err
