@@ -38,6 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Does what the command line asks for; returns the exit status."""
     parser = make_parser()
     args = parser.parse_args(argv)
+    if args.op and not args.all:
+        fail(parser, f"--op {args.op[0]} chooses kernels of --all: give --all too")
+    if args.output and (args.output.is_dir() or not args.output.parent.is_dir()):
+        fail(parser, f"--output {args.output} must be a file in a folder that exists")
     try:
         text, status = audit_all(args) if args.all else audit_one(args)
     except (ValueError, RuntimeError) as error:

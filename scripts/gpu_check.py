@@ -9,7 +9,7 @@
 Needs jax and flax; with PyTorch beside them it is compared too. Every result goes to results.jsonl at once, and
 summary.md is written again after every stage, so that a run that is cut off leaves what it found. The work is done by
 a worker process: where a kernel takes it down or hangs, the case is marked and a new worker goes on behind it. Exit
-status 1: a check failed or a worker died.
+status 1: a check failed or a worker died; 2: there was nothing to do.
 """
 
 from __future__ import annotations
@@ -44,7 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         path.rename(path.with_suffix(f".{int(path.stat().st_mtime)}.jsonl"))
     deadline = time.monotonic() + options.budget
     status = supervise(options, deadline)
+    if status == 2:  # the worker said why nothing was done
+        return status
     journal = Journal(path)
+    if status == 0 and options.match and not journal.records:
+        print(f"--match {options.match}: no case of {', '.join(options.stages)} has this in its name")
+        return 2
     write_summary(journal, options.out)
     print(as_markdown(journal))
     bad = [r for r in journal.records if r["status"] in ("failed", "crashed")]

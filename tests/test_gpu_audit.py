@@ -33,6 +33,8 @@ def test_help() -> None:
         (("--gpu", "tpu"), "invalid choice: 'tpu'"),
         (("--batch", "0"), "0 must be at least 1"),
         (("--model", "gpt-9"), "--model gpt-9 is neither a file nor one of llama-3-8b"),
+        (("--op", "kv_write"), "--op kv_write chooses kernels of --all"),
+        (("--output", "no/such/folder/x.md"), "--output no/such/folder/x.md must be a file in a folder that exists"),
         (("--gpu", "h200", "--gpu", "h100"), "--gpu was given 2 times"),
     ],
 )

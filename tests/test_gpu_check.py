@@ -145,7 +145,25 @@ def test_without_a_gpu_there_is_nothing_to_check(
 ) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert script.main(["--out", str(tmp_path)]) == 2
-    assert "no GPU here" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "no GPU here" in printed
+    assert "failures" not in printed
+
+
+def test_a_match_without_cases_is_no_success(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--rehearse", "--only", "card", "--match", "no such case", "--out", str(tmp_path)]
+    assert script.main(arguments) == 2
+    assert "--match no such case: no case of card has this in its name" in capsys.readouterr().out
+
+
+def test_an_unknown_gpu_is_refused_at_once(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        script.main(["--compile-for", "h300", "--out", str(tmp_path)])
+    assert "invalid choice: 'h300' (choose from" in capsys.readouterr().err
 
 
 class FakeSession:

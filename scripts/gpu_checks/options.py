@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxinfer.planning.gpu_specs import GPU_SPECS
+
 STAGES = ("card", "correctness", "bandwidth", "paged_decode", "prefill", "peers", "products", "decode_step")
 """In the order in which they run."""
 
@@ -56,7 +58,12 @@ def parse_options(argv: Sequence[str] | None, description: str) -> Options:
     parser.add_argument("--stall", type=float, default=60.0, help="seconds of silence before a worker is killed")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--rehearse", action="store_true", help="tiny shapes, interpreted kernels, no GPU, no times")
-    mode.add_argument("--compile-for", metavar="GPU", help="compile every program for this GPU, e.g. h200, run none")
+    mode.add_argument(
+        "--compile-for",
+        choices=GPU_SPECS,
+        metavar="GPU",
+        help=f"compile for this GPU, run nothing: {', '.join(GPU_SPECS)}",
+    )
     args = parser.parse_args(argv)
     for field, least in (("budget", 1), ("threads", 1), ("stall", 1)):
         if getattr(args, field) < least:
