@@ -37,8 +37,8 @@ def kv_write(
         k, v: [T, K, H], rotated keys and values, float32, bfloat16 or float16.
         pages: [P, 2K, S, H], keys of head h in row 2h, values in row 2h + 1; a float dtype, int8, float8_e4m3fn,
             float8_e5m2, or uint8 with two int4 codes a byte, [P, 2K, S, H / 2].
-        page_ids: int32[T], page of each token; padding tokens name page 0, the sink nobody reads. Beside it no two
-            tokens may have the same place.
+        page_ids: int32[T], 0 .. P - 1, page of each token; padding tokens name page 0, the sink nobody reads, not -1.
+            Beside page 0 no two tokens may have the same place. Values out of range are not looked for on the device.
         offsets: int32[T], position within the page, 0 .. S - 1.
         scales: float32[P, 2K, S], of a quantised pool.
         implementation: one of `pallas_kernels.dispatch.IMPLEMENTATIONS`; None chooses for the current device.
