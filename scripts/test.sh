@@ -14,7 +14,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export JAX_PLATFORMS=cpu
 
 # What depends on JAX and on Python: repeated on the newest of both. Files, tokenizers and commands are not.
-core=(tests/{cache,e2e,engine,kernels,models,runner,sampling,serving,startup})
+core=(tests/{cache,engine,kernels,models,runner,sampling,serving} tests/e2e/test_{golden,llm,async_llm}.py)
 
 deviceless=false
 pytest_options=()
