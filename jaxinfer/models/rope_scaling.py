@@ -1,9 +1,16 @@
-"""Rotary frequencies stretched beyond the trained context. HOST only, never imports jax."""
+"""Rotary frequencies stretched beyond the trained context. HOST only, never imports jax.
+
+The settings of the command line hold a `RopeScaling`; numpy is imported where it computes, so that help needs none.
+"""
+
+from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 ROPE_TYPES = ("linear", "dynamic", "yarn", "llama3", "longrope")
 
@@ -92,6 +99,8 @@ class RopeScaling:
             rotary_dim: rotated channels of a head.
             length: tokens of the longest sequence.
         """
+        import numpy as np
+
         exponents = np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim
         original = self.original_max_position_embeddings
         if self.kind == "dynamic":
@@ -108,9 +117,11 @@ class RopeScaling:
     def _kept_llama3(self, plain: np.ndarray) -> np.ndarray:
         """How much of each frequency is kept, 0 to 1."""
         turns = self.original_max_position_embeddings * plain / (2 * math.pi)
-        return np.clip((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0, 1)
+        return ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clip(0, 1)
 
     def _kept_yarn(self, theta: float, rotary_dim: int) -> np.ndarray:
+        import numpy as np
+
         original = self.original_max_position_embeddings
 
         def channel(turns: float) -> float:
