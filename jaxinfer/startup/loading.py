@@ -17,6 +17,7 @@ from jaxinfer.models.config import ModelConfig
 from jaxinfer.runner.compile_cache import enable_compile_cache
 from jaxinfer.runner.runner import ModelRunner
 from jaxinfer.startup.args import EngineArgs
+from jaxinfer.startup.device_memory import claim_gpu_memory
 from jaxinfer.startup.generation_config import end_ids, read_generation_config, sampling_defaults
 from jaxinfer.startup.live_params import dtype_of_params, match_params
 from jaxinfer.startup.sizing import engine_config
@@ -81,6 +82,7 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
         ConnectionError: the model has to be downloaded and the network does not answer.
     """
     _check_source(args, model_config, params)
+    claim_gpu_memory(args.gpu_memory_utilization)
     checkpoint = None if args.model is None else open_checkpoint(_find(args, args.model, args.revision))
     model = model_config or (checkpoint.model_config if checkpoint else None)
     assert model is not None

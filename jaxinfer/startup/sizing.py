@@ -1,7 +1,7 @@
 """How large an engine is: what runs at once, how long requests may be, how many KV blocks there are."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax
 
@@ -10,7 +10,6 @@ from jaxinfer.config import CacheConfig, EngineConfig, RunnerConfig, SchedulerCo
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import param_shapes
 from jaxinfer.models.moe import MAX_HIDDEN_VALUES
-from jaxinfer.planning.host_memory import host_memory
 from jaxinfer.planning.memory import (
     DeviceBudget,
     cpu_num_kv_blocks,
@@ -21,6 +20,7 @@ from jaxinfer.planning.memory import (
 )
 from jaxinfer.runner.buckets import token_buckets
 from jaxinfer.startup.args import EngineArgs
+from jaxinfer.startup.device_memory import DeviceMemory, device_memory
 from jaxinfer.typing import Params
 
 CPU_CONCURRENCY = (32, 512)
@@ -29,14 +29,6 @@ LARGE_GPU_CONCURRENCY = (1024, 16384)
 """Defaults of (max_num_seqs, max_num_batched_tokens). On the CPU more rows gain nothing and every step size costs
 about a second to compile."""
 LARGE_GPU_BYTES = 70 * 2**30
-
-
-@dataclass(frozen=True)
-class DeviceMemory:
-    """Bytes of the device that runs the model, before this engine has put anything there."""
-
-    total: int
-    free: int
 
 
 def engine_config(args: EngineArgs, model: ModelConfig, dtype: str, loaded: Params | None) -> EngineConfig:
@@ -52,7 +44,7 @@ def engine_config(args: EngineArgs, model: ModelConfig, dtype: str, loaded: Para
         ValueError: a request of `max_model_len` tokens cannot fit, or sizes contradict each other.
     """
     platform = jax.default_backend()
-    memory = device_memory(platform)
+    memory = device_memory(platform, args.gpu_memory_utilization)
     max_model_len = _max_model_len(args, model)
     if model.rope_scaling is not None and model.rope_scaling.depends_on_length and not model.rope_length:
         model = replace(model, rope_length=max_model_len)
@@ -86,16 +78,6 @@ def engine_config(args: EngineArgs, model: ModelConfig, dtype: str, loaded: Para
         ),
         seed=args.seed,
     )
-
-
-def device_memory(platform: str) -> DeviceMemory:
-    """Memory of JAX's default device (what JAX's allocator may take of it); of the machine where that is the CPU.
-    Zero where the device does not tell."""
-    if platform == "cpu":
-        host = host_memory()
-        return DeviceMemory(host.total_bytes, host.available_bytes)
-    stats = jax.local_devices()[0].memory_stats() or {"bytes_limit": 0, "bytes_in_use": 0}
-    return DeviceMemory(stats["bytes_limit"], stats["bytes_limit"] - stats["bytes_in_use"])
 
 
 def tree_bytes(leaves: Iterable[jax.ShapeDtypeStruct]) -> int:
