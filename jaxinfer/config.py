@@ -8,6 +8,9 @@ from jaxinfer.models.config import ModelConfig
 
 SchedulingPolicy = Literal["fcfs", "priority"]
 
+KV_CACHE_DTYPES = ("float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2", "int4")
+"""What keys and values can be stored as. The last four are codes with a float32 scale per token and head."""
+
 
 def require_positive(name: str, value: object) -> None:
     """Raises unless `value` is an int of at least 1 (bools are refused)."""
@@ -24,16 +27,20 @@ class CacheConfig:
     Args:
         block_size: tokens in a block (page), S.
         num_blocks: blocks in the pool, the padding sink (block 0) included; so `num_blocks - 1` can be allocated.
+        dtype: of the keys and values, one of `KV_CACHE_DTYPES`, or "auto" for that of the activations.
     """
 
     block_size: int = 16
     num_blocks: int = 1024
+    dtype: str = "auto"
 
     def __post_init__(self) -> None:
         require_positive("block_size", self.block_size)
         require_positive("num_blocks", self.num_blocks)
         if self.num_blocks < 2:
             raise ValueError(f"num_blocks={self.num_blocks} leaves nothing beside the padding block; give at least 2")
+        if self.dtype not in ("auto", *KV_CACHE_DTYPES):
+            raise ValueError(f"cache dtype={self.dtype!r} must be 'auto' or one of {', '.join(KV_CACHE_DTYPES)}")
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ class RunnerConfig:
     """How steps run on the device.
 
     Args:
-        dtype: dtype name of parameters, activations and KV cache: "float32", "bfloat16" or "float16".
+        dtype: dtype name of parameters and activations: "float32", "bfloat16" or "float16".
         max_logprobs: most alternatives per token that `logprobs` may ask for; -1 lifts the limit.
         enforce_eager: skip warm-up; programs compile when first needed.
         compilation_cache_dir: folder of the persistent compile cache, or None to leave JAX's setting alone.
@@ -108,3 +115,8 @@ class EngineConfig:
     scheduler: SchedulerConfig
     runner: RunnerConfig
     seed: int = 0
+
+    @property
+    def kv_dtype(self) -> str:
+        """What keys and values are stored as, one of `KV_CACHE_DTYPES`."""
+        return self.runner.dtype if self.cache.dtype == "auto" else self.cache.dtype

@@ -16,7 +16,7 @@ FOUNDATION = {"_version", "cache_dir", "config", "progress_bar", "typing"}
 ALLOWED = {
     "foundation": {"models.config"},
     "tokenizers": {"checkpoint.gguf"},  # the file reader: a GGUF file has its tokenizer inside
-    "cache": {"foundation", "models.config"},
+    "cache": {"foundation", "models.config", "pallas_kernels"},
     "engine": {"foundation", "models.config", "cache.block_manager", "tokenizers"},
     "sampling": {"foundation", "engine"},
     "models": {"foundation", "pallas_kernels"},

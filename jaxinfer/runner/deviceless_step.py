@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxinfer.cache.paged import KVCache, kv_cache_shapes
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import param_shapes
 from jaxinfer.planning.deviceless import DevicelessReport, GPUTarget, compile_for
@@ -43,7 +44,7 @@ class DevicelessStep:
 
     report: DevicelessReport
     params: Any
-    kv: tuple[jax.ShapeDtypeStruct, ...]
+    kv: KVCache
     state: SamplingState
     num_devices: int
 
@@ -75,6 +76,7 @@ def compile_step(
     num_pages: int = 4096,
     block_size: int = 16,
     dtype: Any = jnp.bfloat16,
+    kv_dtype: str = "auto",
 ) -> DevicelessStep:
     """Compiles the step the engine would run, its layers split over the devices of `target` by KV head and by
     feed-forward channel; nothing is allocated.
@@ -85,15 +87,15 @@ def compile_step(
         spec: the step's shape.
         num_pages: P, of each layer's pool.
         block_size: S.
-        dtype: of parameters and pool.
+        dtype: of parameters and activations.
+        kv_dtype: of the pool, one of `jaxinfer.config.KV_CACHE_DTYPES`; "auto" is `dtype`.
 
     Raises:
         ValueError: the model cannot be split over so many devices.
     """
     count = target.mesh.size
     params = param_shapes(config, dtype)
-    page = (2 * config.num_key_value_heads, block_size, config.head_dim)
-    kv = (jax.ShapeDtypeStruct((num_pages, *page), dtype),) * config.num_hidden_layers
+    kv = kv_cache_shapes(config, num_pages, block_size, jnp.dtype(dtype).name if kv_dtype == "auto" else kv_dtype)
     state = jax.eval_shape(lambda: init_state(spec.num_rows, config.vocab_size))
     packed = jax.ShapeDtypeStruct((packed_size(spec),), jnp.int32)
     leaves, tree = jax.tree.flatten(params)
@@ -109,9 +111,9 @@ def compile_step(
     if count > 1:
         whole, pages = PartitionSpec(), PartitionSpec(None, AXIS)
         specs = (_param_specs(params), pages, whole, whole)
-        outputs = StepOutput(whole, whole, (pages,) * len(kv), whole)  # type: ignore[arg-type]
+        outputs = StepOutput(whole, whole, pages, whole)  # type: ignore[arg-type]
         step = jax.shard_map(step, mesh=target.mesh, in_specs=specs, out_specs=outputs, check_vma=False)
-        arguments = (_placed(target, arguments[0], specs[0]), _placed(target, kv, (pages,) * len(kv)), state, packed)
+        arguments = (_placed(target, arguments[0], specs[0]), _pool_placed(target, kv, pages), state, packed)
     report = compile_for(target, jax.jit(step, donate_argnums=(1, 2)), *arguments, compiler_options=GPU_OPTIONS)
     return DevicelessStep(report, params, kv, state, count)
 
@@ -148,6 +150,11 @@ def _placed(target: GPUTarget, shapes: Any, specs: Any) -> tuple[jax.ShapeDtypeS
         jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=NamedSharding(target.mesh, spec))
         for shape, spec in zip(shapes, specs, strict=True)
     )
+
+
+def _pool_placed(target: GPUTarget, kv: KVCache, spec: PartitionSpec) -> KVCache:
+    sharding = NamedSharding(target.mesh, spec)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), kv)
 
 
 def _num_bytes(tree: Any) -> int:

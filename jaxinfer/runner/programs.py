@@ -7,6 +7,7 @@ from types import MappingProxyType
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.cache.paged import KVCache
 from jaxinfer.config import EngineConfig
 from jaxinfer.runner.buckets import bucket_for, token_buckets
 from jaxinfer.runner.inputs import StepSpec, packed_size
@@ -61,7 +62,7 @@ class Programs:
         state: sampling state, or its shapes.
     """
 
-    def __init__(self, config: EngineConfig, params: object, kv: tuple[jax.Array, ...], state: SamplingState) -> None:
+    def __init__(self, config: EngineConfig, params: object, kv: KVCache, state: SamplingState) -> None:
         self.config = config
         self.buckets = compiled_buckets(config)
         wanted = config.runner.max_logprobs

@@ -32,9 +32,9 @@ class ModelRunner:
     def __init__(self, config: EngineConfig, params: Params) -> None:
         self.config = config
         model, scheduler = config.model, config.scheduler
-        self._kv = init_kv_cache(model, config.cache.num_blocks, config.cache.block_size, config.runner.dtype)
+        self._kv = init_kv_cache(model, config.cache.num_blocks, config.cache.block_size, config.kv_dtype)
         self._state: SamplingState = init_state(scheduler.max_num_seqs, model.vocab_size)
-        (self._device,) = self._kv[0].devices()
+        (self._device,) = self._kv[0].pages.devices()
         self._leaves = self._place(params)
         self._tables = BlockTables(scheduler.max_num_seqs, table_width(config))
         self._slots = SlotTable(scheduler.max_num_seqs, model.vocab_size, bool(config.runner.logits_processors))

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxinfer.cache.paged import KVCache, LayerCache
 from jaxinfer.models.attention import Sight
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import Decoder
@@ -44,20 +45,30 @@ class PagedAttention:
     context_lens: jax.Array
     work_lists: tuple[WorkList, ...]
 
-    def __call__(self, qkv: jax.Array, angles: Rotation, cache: jax.Array, sight: Sight) -> tuple[jax.Array, jax.Array]:
-        q, pages = rope_kv_write(qkv, angles.cos, angles.sin, cache, self.page_ids, self.offsets)
+    def __call__(
+        self, qkv: jax.Array, angles: Rotation, cache: LayerCache, sight: Sight
+    ) -> tuple[jax.Array, LayerCache]:
+        """The new tokens' own keys and values are read back from the pages, too: what a token sees does not depend on
+        whether it was computed in the same step."""
+        q, *written = rope_kv_write(
+            qkv, angles.cos, angles.sin, cache.pages, self.page_ids, self.offsets, scales=cache.scales
+        )
+        cache = LayerCache(*written)
+        # A float pool of another dtype than the activations is attended to in its own.
+        read_dtype = q.dtype if cache.scales is not None else cache.pages.dtype
         out = paged_attention(
-            q,
-            pages,
+            q.astype(read_dtype),
+            cache.pages,
             self.block_tables,
             self.query_start,
             self.context_lens,
+            scales=cache.scales,
             scale=sight.scale,
             window=sight.window,
             softcap=sight.softcap,
             work_list=next(work_list for work_list in self.work_lists if work_list.window == sight.window),
         )
-        return out, pages
+        return out.astype(qkv.dtype), cache
 
 
 class StepOutput(NamedTuple):
@@ -67,13 +78,13 @@ class StepOutput(NamedTuple):
         packed: int32[fields, R], all that the host reads, floats as their bits: `GREEDY_FIELDS`, or `SAMPLER_FIELDS`
             followed by k best ids and their k log-probabilities.
         logits: float32[R, V], left on the device for requests that want every log-probability; None without sampler.
-        kv: the pool, one array a layer.
+        kv: the pool.
         state: what the device remembers of each slot.
     """
 
     packed: jax.Array
     logits: jax.Array | None
-    kv: tuple[jax.Array, ...]
+    kv: KVCache
     state: SamplingState
 
 
@@ -103,9 +114,7 @@ def make_forward_step(
     """
     decoder = Decoder(config, sum_over=sum_over)
 
-    def forward_step(
-        leaves: tuple[jax.Array, ...], kv: tuple[jax.Array, ...], state: SamplingState, packed: jax.Array
-    ) -> StepOutput:
+    def forward_step(leaves: tuple[jax.Array, ...], kv: KVCache, state: SamplingState, packed: jax.Array) -> StepOutput:
         variables = {"params": jax.tree.unflatten(params_tree, leaves)}
         step = unpack(packed, spec)
         tokens = jnp.where(step.token_slots < 0, step.tokens, state.last_tokens[jnp.maximum(step.token_slots, 0)])
