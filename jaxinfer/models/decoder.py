@@ -1,6 +1,7 @@
 """The decoder: one Flax Linen module for every family, for serving and for training."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -168,5 +169,21 @@ def init_params(config: ModelConfig, rng: jax.Array, dtype: Any = jnp.float32) -
 
 
 def param_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Params:
-    """The parameter tree as `jax.ShapeDtypeStruct` leaves; allocates nothing."""
-    return jax.eval_shape(lambda: init_params(config, jax.random.key(0), dtype))
+    """The parameter tree as `jax.ShapeDtypeStruct` leaves; allocates nothing.
+
+    All layers with experts are alike in this, and all without: one of each is traced.
+    """
+    flags = [kind.moe for kind in config.layer_kinds]
+    traced = tuple(dict.fromkeys(flags))
+    cut = replace(
+        config,
+        num_hidden_layers=len(traced),
+        window_layers=None,
+        rope_layers=None,
+        moe_layers=traced if config.num_experts else None,
+    )
+    shapes = dict(jax.eval_shape(lambda: init_params(cut, jax.random.key(0), dtype)))
+    layers = {flag: shapes.pop(f"layers_{index}") for index, flag in enumerate(traced)}
+    return shapes | {
+        f"layers_{index}": jax.tree.map(lambda leaf: leaf, layers[flag]) for index, flag in enumerate(flags)
+    }
