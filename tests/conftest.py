@@ -4,6 +4,7 @@ Nothing below uses the code under test to make its numbers: parameter trees and 
 from the documented layouts.
 """
 
+import gc
 import itertools
 import json
 import os
@@ -30,6 +31,19 @@ def pytest_configure() -> None:
 
     jax.config.update("jax_compilation_cache_dir", os.environ["JAXINFER_CACHE_DIR"] + "/test-programs")
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Lets go of compiled programs between test functions when there are many. XLA's CPU backend maps memory about ten
+    times for each, and a process at Linux's limit (vm.max_map_count, 65,530) dies of a segmentation fault."""
+    maps = Path("/proc/self/maps")
+    if getattr(nextitem, "function", None) is getattr(item, "function", None) or not maps.exists():
+        return
+    if maps.read_bytes().count(b"\n") > 20_000:
+        import jax
+
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
