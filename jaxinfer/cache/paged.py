@@ -35,9 +35,6 @@ def kv_cache_shapes(config: ModelConfig, num_blocks: int, block_size: int, dtype
         num_blocks: P, the padding block included.
         block_size: S.
         dtype: one of `jaxinfer.config.KV_CACHE_DTYPES`.
-
-    Raises:
-        ValueError: int4 for an odd head dim, whose channels do not pair up.
     """
     return jax.eval_shape(lambda: _zeros(config, num_blocks, block_size, dtype))
 
@@ -49,7 +46,7 @@ def init_kv_cache(config: ModelConfig, num_blocks: int, block_size: int, dtype: 
         config, num_blocks, block_size, dtype: as for `kv_cache_shapes`.
 
     Raises:
-        ValueError: the device has no room for it, or the dtype does not suit the model.
+        ValueError: the device has no room for it.
     """
     try:
         return _zeros(config, num_blocks, block_size, dtype)
@@ -91,10 +88,6 @@ def _zeros(config: ModelConfig, num_blocks: int, block_size: int, dtype: str) ->
     if kv_format is None:
         return tuple(
             LayerCache(jnp.zeros((*rows, config.head_dim), jnp.dtype(dtype))) for _ in range(config.num_hidden_layers)
-        )
-    if kv_format.packed and config.head_dim % 2:
-        raise ValueError(
-            f"kv_cache_dtype='int4' stores two channels in a byte, and head_dim={config.head_dim} is odd; use int8"
         )
     width = config.head_dim // 2 if kv_format.packed else config.head_dim
     return tuple(

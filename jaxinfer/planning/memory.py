@@ -6,24 +6,37 @@ from dataclasses import dataclass
 from jaxinfer.config import require_positive
 from jaxinfer.models.config import ModelConfig
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+KV_CHANNEL_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8, "int4": 4}
+"""What a channel of a key or value takes in each of `jaxinfer.config.KV_CACHE_DTYPES`."""
+SCALE_BYTES = 4
+"""Of the scale that codes have for each token and head, in a cache of 8 bits or less."""
 CPU_POOL_SHARE = 8
 """By default the pool on the CPU takes at most one part in this many of the available memory, to start quickly."""
 
 
-def kv_token_bytes(model: ModelConfig, dtype: str) -> int:
-    """Bytes of the keys and values of one token in all layers.
+def kv_row_bytes(head_dim: int, dtype: str) -> int:
+    """Bytes of one key, or one value, of one token and head; the scale of codes included.
 
     Raises:
         ValueError: `dtype` is not a KV cache dtype.
     """
-    if dtype not in DTYPE_BYTES:
-        raise ValueError(f"dtype={dtype!r} is not a KV cache dtype; use one of {', '.join(DTYPE_BYTES)}")
-    return model.num_hidden_layers * 2 * model.num_key_value_heads * model.head_dim * DTYPE_BYTES[dtype]
+    if dtype not in KV_CHANNEL_BITS:
+        raise ValueError(f"dtype={dtype!r} is not a KV cache dtype; use one of {', '.join(KV_CHANNEL_BITS)}")
+    bits = KV_CHANNEL_BITS[dtype]
+    return bits * head_dim // 8 + (SCALE_BYTES if bits <= 8 else 0)
+
+
+def kv_token_bytes(model: ModelConfig, dtype: str) -> int:
+    """Bytes of the keys and values of one token in all layers, scales included.
+
+    Raises:
+        ValueError: as `kv_row_bytes`.
+    """
+    return model.num_hidden_layers * 2 * model.num_key_value_heads * kv_row_bytes(model.head_dim, dtype)
 
 
 def kv_block_bytes(model: ModelConfig, block_size: int, dtype: str) -> int:
-    """Bytes of one block of `block_size` tokens in all layers."""
+    """Bytes of one block of `block_size` tokens in all layers, scales included."""
     return block_size * kv_token_bytes(model, dtype)
 
 

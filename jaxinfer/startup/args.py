@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxinfer.config import require_positive
 from jaxinfer.startup.generation_config import check_override
+from jaxinfer.startup.kv_dtype import named_kv_cache_dtype
 from jaxinfer.startup.unbuilt import UNBUILT, without_unbuilt
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 
@@ -33,6 +34,8 @@ class EngineArgs:
         skip_tokenizer_init: load no tokenizer; prompts must then be token ids and outputs have no text.
         dtype: of weights, activations and cache: "float32", "bfloat16", "float16", or "auto" for float32 on the CPU
             and the checkpoint's own elsewhere (live parameters: theirs everywhere).
+        kv_cache_dtype: of the KV cache alone: "int8", "fp8" ("fp8_e4m3"), "fp8_e5m2" or "int4", with a float32 scale
+            for each token and head; a name that dtype takes; "auto" is dtype.
         seed: seeds the requests that bring no seed of their own, 0 to 2**63 - 1.
         revision: branch, tag or commit of a Hub model.
         tokenizer_revision: the same for a `tokenizer` that is a Hub id; None takes `revision`.
@@ -70,6 +73,7 @@ class EngineArgs:
     tokenizer_mode: str = "auto"
     skip_tokenizer_init: bool = False
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     seed: int = 0
     revision: str | None = None
     tokenizer_revision: str | None = None
@@ -137,6 +141,7 @@ class EngineArgs:
         if dtype not in _DTYPES:
             raise ValueError(f"dtype={self.dtype!r} is not supported; use one of {', '.join(sorted(_DTYPES))}")
         object.__setattr__(self, "dtype", _DTYPES[dtype])
+        object.__setattr__(self, "kv_cache_dtype", named_kv_cache_dtype(self.kv_cache_dtype))
         if self.tokenizer_mode != "auto":
             raise ValueError(
                 f"tokenizer_mode={self.tokenizer_mode!r} is not supported: the kind of tokenizer is told from its "

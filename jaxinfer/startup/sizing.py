@@ -1,5 +1,6 @@
 """How large an engine is: what runs at once, how long requests may be, how many KV blocks there are."""
 
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -19,9 +20,12 @@ from jaxinfer.planning.memory import (
     num_kv_blocks_override,
 )
 from jaxinfer.runner.buckets import token_buckets
+from jaxinfer.runner.kv_support import require_kv_dtype, slow_pool
 from jaxinfer.startup.args import EngineArgs
 from jaxinfer.startup.device_memory import DeviceMemory, device_memory
 from jaxinfer.typing import Params
+
+logger = logging.getLogger("jaxinfer")
 
 CPU_CONCURRENCY = (32, 512)
 GPU_CONCURRENCY = (256, 8192)
@@ -37,11 +41,12 @@ def engine_config(args: EngineArgs, model: ModelConfig, dtype: str, loaded: Para
     Args:
         args: checked settings; those left open are chosen here.
         model: the architecture.
-        dtype: dtype name of parameters, activations and cache.
+        dtype: dtype name of parameters and activations.
         loaded: live parameters that are in the device's memory already; None when they will be loaded.
 
     Raises:
-        ValueError: a request of `max_model_len` tokens cannot fit, or sizes contradict each other.
+        ValueError: a request of `max_model_len` tokens cannot fit, sizes contradict each other, or the device cannot
+            do the cache's dtype.
     """
     platform = jax.default_backend()
     memory = device_memory(platform, args.gpu_memory_utilization)
@@ -65,9 +70,12 @@ def engine_config(args: EngineArgs, model: ModelConfig, dtype: str, loaded: Para
         activation_bytes=activation_bytes(model, scheduler, dtype),
         utilization=args.gpu_memory_utilization,
     )
-    return EngineConfig(
+    kv_dtype = dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
+    require_kv_dtype(kv_dtype)
+    num_blocks = _num_blocks(args, kv_block_bytes(model, args.block_size, kv_dtype), scheduler, budget, platform)
+    config = EngineConfig(
         model=model,
-        cache=CacheConfig(args.block_size, _num_blocks(args, model, dtype, scheduler, budget, platform)),
+        cache=CacheConfig(args.block_size, num_blocks, kv_dtype),
         scheduler=scheduler,
         runner=RunnerConfig(
             dtype=dtype,
@@ -78,6 +86,10 @@ def engine_config(args: EngineArgs, model: ModelConfig, dtype: str, loaded: Para
         ),
         seed=args.seed,
     )
+    reason = slow_pool(config)
+    if reason is not None:
+        logger.warning("the KV cache is written by XLA, in some launches a layer more than by the kernel: %s", reason)
+    return config
 
 
 def tree_bytes(leaves: Iterable[jax.ShapeDtypeStruct]) -> int:
@@ -122,11 +134,10 @@ def _concurrency(args: EngineArgs, platform: str, memory: DeviceMemory) -> tuple
 
 
 def _num_blocks(
-    args: EngineArgs, model: ModelConfig, dtype: str, scheduler: SchedulerConfig, budget: DeviceBudget, platform: str
+    args: EngineArgs, block_bytes: int, scheduler: SchedulerConfig, budget: DeviceBudget, platform: str
 ) -> int:
     if args.num_gpu_blocks_override is not None:
         return num_kv_blocks_override(args.num_gpu_blocks_override)
-    block_bytes = kv_block_bytes(model, args.block_size, dtype)
     longest = scheduler.max_model_len
     if args.kv_cache_memory_bytes is not None:
         return num_kv_blocks_in(

@@ -24,7 +24,9 @@ _TEXT_ONLY = "only text models are built"
 _NO_SPECULATION = "speculative decoding is not built yet"
 _NO_GRAMMAR = "structured outputs are not built yet"
 _NO_PREFIX_CACHE = "prefix caching is not built yet"
-_NO_QUANTISATION = "quantised weights and caches are not built yet (GGUF files are dequantised when they are read)"
+_NO_QUANTISATION = "quantised weights are not built yet (GGUF files are dequantised when they are read)"
+_TOKEN_SCALES = "each token and head has a scale of its own, computed as it is written"
+_ONE_KV_DTYPE = "all layers' caches have the same dtype"
 _NO_OFFLOAD = "offloading to host memory is not built"
 _XLA = "jaxinfer compiles with XLA; use enforce_eager=True to skip the warm-up"
 _ALWAYS_CHUNKED = "long prompts are always computed in chunks of at most max_num_batched_tokens"
@@ -37,7 +39,7 @@ UNBUILT: Mapping[str, Unbuilt] = {
     "allowed_local_media_path": Unbuilt(("", None), _TEXT_ONLY),
     "async_scheduling": Unbuilt((None, True), "the engine always prepares one step ahead of the device"),
     "attention_backend": Unbuilt((None,), "the attention implementation is chosen by the platform"),
-    "calculate_kv_scales": Unbuilt((False,), _NO_QUANTISATION),
+    "calculate_kv_scales": Unbuilt((False,), _TOKEN_SCALES),
     "code_revision": Unbuilt((None,), _NO_REMOTE_CODE),
     "compilation_config": Unbuilt((None,), _XLA),
     "config_format": Unbuilt(("auto", "hf"), "the configuration format is told from the files"),
@@ -65,8 +67,7 @@ UNBUILT: Mapping[str, Unbuilt] = {
     "hf_config_path": Unbuilt((None,), "config.json is read from the model's own folder"),
     "hf_overrides": Unbuilt((None, {}), _MODEL_CONFIG),
     "io_processor_plugin": Unbuilt((None,), "there are no plug-ins"),
-    "kv_cache_dtype": Unbuilt(("auto",), _NO_QUANTISATION),
-    "kv_cache_dtype_skip_layers": Unbuilt((None, []), _NO_QUANTISATION),
+    "kv_cache_dtype_skip_layers": Unbuilt((None, []), _ONE_KV_DTYPE),
     "kv_events_config": Unbuilt((None,), "cache events are not published"),
     "kv_offloading_size": Unbuilt((None,), _NO_OFFLOAD),
     "kv_sharing_fast_prefill": Unbuilt((False,), "layers do not share caches"),

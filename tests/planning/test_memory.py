@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from jaxinfer.config import KV_CACHE_DTYPES
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.planning.memory import (
     DeviceBudget,
@@ -34,6 +35,17 @@ def test_bytes_of_a_token():
     assert kv_block_bytes(config, 16, "float16") == 16 * 23040
     with pytest.raises(ValueError, match="dtype='int3'"):
         kv_token_bytes(config, "int3")
+
+
+def test_bytes_of_a_quantised_token_count_its_scales():
+    """Llama-3-8B: 32 layers, 8 KV heads of 128; 4 bytes of scale for each of 512 keys and values."""
+    config = ModelConfig(128256, 4096, 14336, 32, 32, 8)
+    sizes = {dtype: kv_token_bytes(config, dtype) for dtype in KV_CACHE_DTYPES}
+    assert sizes["bfloat16"] == sizes["float16"] == 131072
+    assert sizes["int8"] == sizes["fp8_e4m3"] == sizes["fp8_e5m2"] == 512 * (128 + 4)
+    assert sizes["int4"] == 512 * (64 + 4)
+    assert sizes["bfloat16"] / sizes["int8"] > 1.9
+    assert sizes["bfloat16"] / sizes["int4"] > 3.6
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,29 @@ def test_dtype_spellings(spelling: str) -> None:
     assert EngineArgs("m", dtype=type("dtype", (), {"__str__": lambda self: spelling})()).dtype == "float16"
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("fp8", "fp8_e4m3"),
+        ("fp8_e5m2", "fp8_e5m2"),
+        ("torch.float8_e4m3fn", "fp8_e4m3"),
+        ("int8", "int8"),
+        ("int4", "int4"),
+        ("half", "float16"),
+        (np.dtype("float32"), "float32"),
+        (np.int8, "int8"),
+    ],
+)
+def test_kv_cache_dtype_spellings(given: Any, kept: str) -> None:
+    assert EngineArgs("m", kv_cache_dtype=given).kv_cache_dtype == kept
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "fp8_inc", "int3", None, 8])
+def test_a_cache_dtype_that_is_not_there_is_refused_with_those_that_are(name: Any) -> None:
+    with pytest.raises(ValueError, match=r"kv_cache_dtype=.* is not supported; use 'auto'.*'int8'.*'int4' or 'fp8'"):
+        EngineArgs("m", kv_cache_dtype=name)
+
+
 @pytest.mark.parametrize("name", sorted(UNBUILT))
 def test_unbuilt_arguments_are_refused_by_name_unless_they_ask_for_nothing(name: str) -> None:
     for value in UNBUILT[name].accepted:
@@ -53,7 +76,7 @@ def test_unbuilt_arguments_are_refused_by_name_unless_they_ask_for_nothing(name:
         ("tensor_parallel_size", 2),
         ("quantization", "awq"),
         ("enable_prefix_caching", True),
-        ("kv_cache_dtype", "fp8"),
+        ("kv_cache_dtype_skip_layers", ["0"]),
         ("speculative_config", {"method": "ngram"}),
         ("enable_lora", True),
         ("trust_remote_code", True),

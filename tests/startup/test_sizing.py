@@ -42,6 +42,16 @@ def test_pool_sizes(tiny_config: ModelConfig) -> None:
         config(tiny_config, gpu_memory_utilization=1e-9)
 
 
+@pytest.mark.parametrize(("dtype", "row_bytes"), [("bfloat16", 16), ("int8", 8 + 4), ("fp8", 8 + 4), ("int4", 4 + 4)])
+def test_a_pool_of_so_many_bytes_has_more_blocks_of_a_smaller_dtype(
+    tiny_config: ModelConfig, dtype: str, row_bytes: int
+) -> None:
+    """A float32 row has 32 bytes; the codes' rows have a scale more."""
+    sized = config(tiny_config, kv_cache_memory_bytes=40 * BLOCK_BYTES, kv_cache_dtype=dtype)
+    assert sized.cache.num_blocks == 40 * 32 // row_bytes
+    assert sized.kv_dtype == {"fp8": "fp8_e4m3"}.get(dtype, dtype) and sized.runner.dtype == "float32"
+
+
 def test_max_model_len(tiny_config: ModelConfig) -> None:
     assert config(tiny_config, max_model_len=100).scheduler.max_model_len == 100
     with pytest.raises(ValueError, match="max_model_len=513 exceeds the 512 positions"):
