@@ -9,6 +9,8 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 NORMS = ("rms", "layer")
 QK_NORMS = ("head", "heads", "full")
 BLOCKS = ("sequential", "parallel", "parallel_shared_norm")
+MAX_HIDDEN_VALUES = 1 << 27
+"""Values of all experts' hidden layers that are held at a time: a longer step goes through in slices of its tokens."""
 _MAY_BE_ZERO = frozenset(
     {"head_dim", "rotary_dim", "rope_length", "num_experts", "num_experts_per_tok", "moe_intermediate_size"}
     | {"shared_expert_intermediate_size"}

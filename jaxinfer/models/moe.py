@@ -4,14 +4,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.config import MAX_HIDDEN_VALUES, ModelConfig
 from jaxinfer.models.linear import Linear
 from jaxinfer.models.mlp import MLP
 from jaxinfer.models.norm import Norm
 from pallas_kernels.gated_matmul import ACTIVATIONS
-
-MAX_HIDDEN_VALUES = 1 << 27
-"""Values of all experts' hidden layers that are held at a time: a longer step goes through in slices of its tokens."""
 
 
 class MixtureOfExperts(nn.Module):

@@ -79,29 +79,59 @@ def _hopper(device_name: str, memory_bytes: int, memory_bandwidth: float) -> GPU
     )
 
 
-_RTX_4090 = GPUSpec(
-    device_name="NVIDIA GeForce RTX 4090",
-    compute_capability=(8, 9),
-    num_sms=128,
-    memory_bytes=25_757_220_864,
-    memory_bandwidth=1008e9,
-    l2_bytes=72 << 20,
-    shared_memory_per_sm=100 << 10,
-    shared_memory_per_block=99 << 10,
-    clock_ghz=2.52,
+def _ada(
+    device_name: str,
+    num_sms: int,
+    memory_bytes: int,
+    memory_bandwidth: float,
+    l2_mib: int,
+    clock_ghz: float,
+    bf16_flops: float,
+    int8_ops: float,
+) -> GPUSpec:
+    return GPUSpec(
+        device_name=device_name,
+        compute_capability=(8, 9),
+        num_sms=num_sms,
+        memory_bytes=memory_bytes,
+        memory_bandwidth=memory_bandwidth,
+        l2_bytes=l2_mib << 20,
+        shared_memory_per_sm=100 << 10,
+        shared_memory_per_block=99 << 10,
+        clock_ghz=clock_ghz,
+        fpus_per_sm=128,
+        threads_per_sm=1536,
+        bf16_flops=bf16_flops,
+        int8_ops=int8_ops,
+    )
+
+
+_B200 = GPUSpec(
+    device_name="NVIDIA B200",
+    compute_capability=(10, 0),
+    num_sms=148,
+    memory_bytes=183_359 << 20,
+    memory_bandwidth=7700e9,
+    l2_bytes=126 << 20,
+    shared_memory_per_sm=228 << 10,
+    shared_memory_per_block=227 << 10,
+    clock_ghz=1.965,
     fpus_per_sm=128,
-    threads_per_sm=1536,
-    bf16_flops=165e12,
-    int8_ops=661e12,
+    threads_per_sm=2048,
+    bf16_flops=2250e12,
+    int8_ops=4500e12,
 )
 
 GPU_SPECS: Mapping[str, GPUSpec] = MappingProxyType(
     {
         "a100-40g": _a100("NVIDIA A100-SXM4-40GB", 42_505_273_344, 1555e9),
         "a100-80g": _a100("NVIDIA A100-SXM4-80GB", 80 << 30, 2039e9),
-        "rtx4090": _RTX_4090,
+        "rtx4090": _ada("NVIDIA GeForce RTX 4090", 128, 25_757_220_864, 1008e9, 72, 2.52, 165e12, 661e12),
+        "l4": _ada("NVIDIA L4", 58, 23_034 << 20, 300e9, 48, 2.04, 121e12, 242e12),
+        "l40s": _ada("NVIDIA L40S", 142, 46_068 << 20, 864e9, 96, 2.52, 362e12, 733e12),
         "h100": _hopper("NVIDIA H100 80GB HBM3", 84_942_979_072, 3352e9),
         "h200": _hopper("NVIDIA H200", 151_397_597_184, 4800e9),
+        "b200": _B200,
     }
 )
 """By the short names that commands take."""

@@ -10,7 +10,6 @@ from jaxinfer.cache_dir import default_cache_dir
 from jaxinfer.config import CacheConfig, EngineConfig, RunnerConfig, SchedulerConfig
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import param_shapes
-from jaxinfer.models.moe import MAX_HIDDEN_VALUES
 from jaxinfer.planning.memory import (
     DeviceBudget,
     cpu_num_kv_blocks,
@@ -19,6 +18,7 @@ from jaxinfer.planning.memory import (
     num_kv_blocks_in,
     num_kv_blocks_override,
 )
+from jaxinfer.planning.step_memory import step_memory
 from jaxinfer.runner.buckets import token_buckets
 from jaxinfer.runner.kv_support import require_kv_dtype, slow_pool
 from jaxinfer.startup.args import EngineArgs
@@ -67,7 +67,7 @@ def engine_config(args: EngineArgs, model: ModelConfig, dtype: str, loaded: Para
         total_bytes=memory.total,
         free_bytes=min(free, memory.total),
         weight_bytes=weights,
-        activation_bytes=activation_bytes(model, scheduler, dtype),
+        activation_bytes=activation_bytes(model, scheduler, dtype, args.block_size),
         utilization=args.gpu_memory_utilization,
     )
     kv_dtype = dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
@@ -97,15 +97,15 @@ def tree_bytes(leaves: Iterable[jax.ShapeDtypeStruct]) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
-def activation_bytes(model: ModelConfig, scheduler: SchedulerConfig, dtype: str) -> int:
-    """Bound of what a step holds beside weights and cache, in bytes: a few copies of the widest activation of its
-    tokens, and float32 logits of its rows with the sampler's copies and counts of them."""
-    width = max(2 * model.intermediate_size, model.hidden_size) + 2 * model.num_attention_heads * model.head_dim
-    itemsize = jax.numpy.dtype(dtype).itemsize
-    tokens = 4 * scheduler.max_num_batched_tokens * width * itemsize
-    expert_width = 2 * model.num_experts * model.moe_intermediate_size
-    tokens += 2 * min(MAX_HIDDEN_VALUES, scheduler.max_num_batched_tokens * expert_width) * itemsize
-    return tokens + 6 * scheduler.max_num_seqs * model.vocab_size * 4
+def activation_bytes(model: ModelConfig, scheduler: SchedulerConfig, dtype: str, block_size: int = 16) -> int:
+    """What the largest step holds beside weights and cache, in bytes, the sampler's state included."""
+    return step_memory(
+        model,
+        num_tokens=scheduler.max_num_batched_tokens,
+        num_rows=scheduler.max_num_seqs,
+        table_width=-(-scheduler.max_model_len // block_size),
+        itemsize=jax.numpy.dtype(dtype).itemsize,
+    ).total
 
 
 def _max_model_len(args: EngineArgs, model: ModelConfig) -> int:
