@@ -1,5 +1,6 @@
 """The tokenizer inside a GGUF file, from its `tokenizer.*` metadata (ggml's gguf.md; llama.cpp is the reference)."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,16 @@ _ID_KEYS = {
     "sep_token": "tokenizer.ggml.seperator_token_id",  # so spelled in the format
     "pad_token": "tokenizer.ggml.padding_token_id",
 }
+
+
+# What ends a turn or a text in models that people chat with. Files name one end, or none, and often say that these are
+# ordinary text; llama.cpp goes by their spelling, too.
+_ENDS = frozenset(
+    ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|end_of_text|>")
+)
+_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+# Phi-3's tokens take the whitespace behind them, which files cannot say; these do not.
+_PHI3_PLAIN = frozenset(("<unk>", "<s>", "<|endoftext|>"))
 
 
 class GGUFTokenizer:
@@ -58,15 +69,28 @@ def _field(fields: Mapping[str, Any], key: str) -> Any:
 
 
 def _tokens(fields: Mapping[str, Any]) -> tuple[list[str], list[int]]:
-    """Texts and types of all ids."""
-    tokens = [str(token) for token in _field(fields, "tokenizer.ggml.tokens")]
+    """Texts and types of all ids. No two have the same text, and what ends a turn is never ordinary text."""
+    named = enumerate(map(str, _field(fields, "tokenizer.ggml.tokens")))
+    tokens = [token or f"[EMPTY_{i}]" for i, token in named]
+    if len(set(tokens)) != len(tokens):
+        first = next(token for i, token in enumerate(tokens) if token in tokens[:i])
+        raise ValueError(f"tokenizer.ggml.tokens has {first!r} twice, which of its ids is meant?; get the file again")
     types = fields.get("tokenizer.ggml.token_type")
     types = [_NORMAL] * len(tokens) if types is None else [int(kind) for kind in types]
     if len(types) != len(tokens):
         raise ValueError(
             f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens; the file is damaged"
         )
+    for i in map(tokens.index, _ENDS.intersection(tokens)):
+        types[i] = _CONTROL
     return tokens, types
+
+
+def end_ids(fields: Mapping[str, Any]) -> frozenset[int]:
+    """The ids that end a generation: those that a file names, and those spelled like the end of a turn."""
+    tokens = list(fields.get("tokenizer.ggml.tokens") or ())
+    named = {int(fields[key]) for key in _END_KEYS if fields.get(key) is not None}
+    return frozenset(named | set(map(tokens.index, _ENDS.intersection(tokens))))
 
 
 def special_tokens(fields: Mapping[str, Any]) -> dict[str, str]:
@@ -104,6 +128,12 @@ def _merge(text: str) -> tuple[str, str]:
 def _byte_level(fields: Mapping[str, Any]) -> HFTokenizer:
     tokens, types = _tokens(fields)
     pre = str(fields.get("tokenizer.ggml.pre") or "default")
+    if not fields.get("tokenizer.ggml.pre"):
+        warnings.warn(
+            "GGUF field tokenizer.ggml.pre is missing, so text is cut into words by llama.cpp's default, which is few "
+            "models' own; a newer file of the model gives better answers",
+            stacklevel=4,
+        )
     splitter = pre_tokenizer(pre)
     merges = [_merge(text) for text in _field(fields, "tokenizer.ggml.merges")]
     vocabulary = {token: i for i, token in enumerate(tokens)}
@@ -132,7 +162,7 @@ def _sentencepiece(fields: Mapping[str, Any]) -> SentencePieceTokenizer:
         return SentencePieceTokenizer(
             model,
             special_tokens=special_tokens(fields),
-            added_tokens=user_defined(fields),
+            added_tokens=added_tokens(fields),
             templates=chat_templates(fields),
             add_bos_token=bool(fields.get("tokenizer.ggml.add_bos_token", True)),
             add_eos_token=bool(fields.get("tokenizer.ggml.add_eos_token", False)),
@@ -158,10 +188,21 @@ def sentencepiece_model(fields: Mapping[str, Any]) -> bytes:
     return bpe_model(tokens, scores, types, add_dummy_prefix=add_prefix)
 
 
-def user_defined(fields: Mapping[str, Any]) -> list[AddedToken]:
-    """The pieces of such a file that are matched in the raw text without being special."""
+def added_tokens(fields: Mapping[str, Any]) -> list[AddedToken]:
+    """The pieces of such a file that are matched in the raw text, but for control pieces that are nothing more."""
     tokens, types = _pieces(fields)
-    return [AddedToken(i, text) for i, text in enumerate(tokens) if types[i] == _USER_DEFINED]
+    matched = [i for i, kind in enumerate(types) if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)]
+    takes = _takes_whitespace(fields)
+    added = [
+        AddedToken(i, tokens[i], special=types[i] != _USER_DEFINED, rstrip=takes and tokens[i] not in _PHI3_PLAIN)
+        for i in matched
+    ]
+    return [token for token in added if token.rstrip or not token.special]
+
+
+def _takes_whitespace(fields: Mapping[str, Any]) -> bool:
+    name = str(fields.get("general.name", "")).lower()
+    return fields.get("general.architecture") == "phi3" or "phi-3" in name or "phi3" in name
 
 
 def _pieces(fields: Mapping[str, Any]) -> tuple[list[str], list[int]]:

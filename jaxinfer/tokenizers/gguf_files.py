@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxinfer.tokenizers.gguf import GGUFTokenizer, chat_templates, sentencepiece_model, special_tokens, user_defined
+from jaxinfer.tokenizers.gguf import GGUFTokenizer, added_tokens, chat_templates, sentencepiece_model, special_tokens
 from jaxinfer.tokenizers.hf import HFTokenizer
 
 
@@ -35,7 +35,8 @@ def write_gguf_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
         config |= {"tokenizer_class": "LlamaTokenizer", "legacy": True}
         config.setdefault("add_bos_token", True)
         config["added_tokens_decoder"] = {
-            str(token.id): {"content": token.content, "special": False} for token in user_defined(fields)
+            str(token.id): {"content": token.content, "special": token.special, "rstrip": token.rstrip}
+            for token in added_tokens(fields)
         }
         (folder / "tokenizer.model").write_bytes(sentencepiece_model(fields))
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")

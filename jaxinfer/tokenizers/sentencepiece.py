@@ -2,7 +2,8 @@
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,11 @@ class SentencePieceTokenizer:
         if not file.is_file():
             raise ValueError(f"{file} is missing; get the tokenizer's files")
         extra = set(settings.extra_special_tokens)
-        added = [AddedToken(t.id, t.content, t.special or t.content in extra) for t in settings.added_tokens]
+        added = [replace(token, special=token.special or token.content in extra) for token in settings.added_tokens]
+        model = file.read_bytes()
         try:
             return cls(
-                file.read_bytes(),
+                model if settings.add_prefix_space else without_dummy_prefix(model),
                 special_tokens=settings.special_tokens,
                 added_tokens=added,
                 templates=settings.templates,
@@ -96,7 +98,8 @@ class SentencePieceTokenizer:
     def _make_special(self, text: str) -> None:
         token_id = self._id_of_text(text)
         if token_id is not None:
-            self._added[text] = AddedToken(token_id, text, special=True)
+            known = self._added.get(text, AddedToken(token_id, text))
+            self._added[text] = replace(known, special=True)
             self._added_text[token_id] = text
 
     def _id_of_name(self, name: str) -> int | None:
@@ -145,13 +148,13 @@ class SentencePieceTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True, *, split_special_tokens: bool = False) -> list[int]:
         """Ids of `text`. `split_special_tokens` reads special tokens in it as ordinary text (Tokenizer.encode)."""
         check_text(text)
-        matcher = self._matchers[split_special_tokens]
         ids: list[int] = []
-        for i, part in enumerate(matcher.split(text) if matcher else [text]):
-            if i % 2:
-                ids.append(self._added[part].id)
+        model = self._model
+        for part in self._split(text, self._matchers[split_special_tokens]):
+            if isinstance(part, AddedToken):
+                ids.append(part.id)
+                model = self._bare_model
             elif part:
-                model = self._model if i == 0 else self._bare_model
                 ids += model.encode(part)
         if add_special_tokens:
             if self._add_bos and ids[:1] != [self.bos_token_id]:
@@ -159,6 +162,19 @@ class SentencePieceTokenizer:
             if self._add_eos:
                 ids.append(self.eos_token_id)  # type: ignore[arg-type]
         return ids
+
+    def _split(self, text: str, matcher: re.Pattern[str] | None) -> Iterator[str | AddedToken]:
+        """The text in order: added tokens, and what is between them and is not whitespace that they take."""
+        start = 0
+        strip = False
+        for match in matcher.finditer(text) if matcher else ():
+            token = self._added[match[0]]
+            between = text[start : match.start()]
+            between = between.lstrip() if strip else between
+            yield between.rstrip() if token.lstrip else between
+            yield token
+            start, strip = match.end(), token.rstrip
+        yield text[start:].lstrip() if strip else text[start:]
 
     def decode(
         self, token_ids: Sequence[int], skip_special_tokens: bool = False, spaces_between_special_tokens: bool = True
@@ -210,4 +226,4 @@ def _check_added(model: sentencepiece.SentencePieceProcessor, added: Mapping[int
 def _matcher(tokens: Any) -> re.Pattern[str] | None:
     # Longest first: an alternation takes the first that matches.
     texts = sorted((token.content for token in tokens), key=len, reverse=True)
-    return re.compile("(" + "|".join(map(re.escape, texts)) + ")") if texts else None
+    return re.compile("|".join(map(re.escape, texts))) if texts else None

@@ -11,7 +11,12 @@ _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token added to a trained vocabulary: matched in the raw text before anything else."""
+    """A token added to a trained vocabulary: matched in the raw text before anything else.
+
+    Attributes:
+        special: left out of decoded text under `skip_special_tokens`.
+        lstrip, rstrip: it takes the whitespace before, or after it with it.
+    """
 
     id: int
     content: str
@@ -31,7 +36,8 @@ class TokenizerSettings:
         templates: chat templates by name, the main one as "default".
         add_bos_token, add_eos_token: whether encoding adds them; None where the files do not say.
         legacy: sentencepiece only: put a space in front of every stretch of text between special tokens, not only
-            in front of the whole text.
+            in front of the whole text. A config that does not say is older than the question, and so True.
+        add_prefix_space: sentencepiece only: False puts no space in front of a text although the model would.
     """
 
     special_tokens: Mapping[str, str] = field(default_factory=dict)
@@ -40,7 +46,8 @@ class TokenizerSettings:
     templates: Mapping[str, str] = field(default_factory=dict)
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
-    legacy: bool = False
+    legacy: bool = True
+    add_prefix_space: bool = True
 
     @classmethod
     def from_dir(cls, path: str | Path) -> "TokenizerSettings":
@@ -68,7 +75,8 @@ class TokenizerSettings:
             templates=templates,
             add_bos_token=config.get("add_bos_token"),
             add_eos_token=config.get("add_eos_token"),
-            legacy=bool(config.get("legacy", False)),
+            legacy=config.get("legacy") is not False,
+            add_prefix_space=config.get("add_prefix_space") is not False,
         )
 
 

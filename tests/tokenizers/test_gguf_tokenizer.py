@@ -10,7 +10,7 @@ import sentencepiece
 import tokenizers
 
 from jaxinfer.tokenizers.detokenizer import Detokenizer
-from jaxinfer.tokenizers.gguf import GGUFTokenizer
+from jaxinfer.tokenizers.gguf import GGUFTokenizer, end_ids
 from jaxinfer.tokenizers.load import load_tokenizer
 from jaxinfer.tokenizers.pre_tokenizers import pre_tokenizer
 from jaxinfer.tokenizers.tokenizer import Tokenizer
@@ -165,7 +165,38 @@ def test_bad_scores_are_refused(spm_gguf: dict[str, Any]) -> None:
         GGUFTokenizer.from_metadata(spm_gguf | {"tokenizer.ggml.scores": [0.0]})
 
 
-def test_missing_pre_tokenizer_is_the_default(bpe_gguf: dict[str, Any]) -> None:
+def test_missing_pre_tokenizer_is_the_default_with_a_warning(bpe_gguf: dict[str, Any]) -> None:
     fields = {key: value for key, value in bpe_gguf.items() if key != "tokenizer.ggml.pre"}
     named = GGUFTokenizer.from_metadata(fields | {"tokenizer.ggml.pre": "default"})
-    assert GGUFTokenizer.from_metadata(fields).encode("it's 12345") == named.encode("it's 12345")
+    with pytest.warns(UserWarning, match="tokenizer.ggml.pre is missing"):
+        unnamed = GGUFTokenizer.from_metadata(fields)
+    assert unnamed.encode("it's 12345") == named.encode("it's 12345")
+
+
+def with_tokens(fields: dict[str, Any], *texts: str) -> dict[str, Any]:
+    """The same with further tokens of the normal type."""
+    more: dict[str, list[Any]] = {"tokens": [*texts], "token_type": [1] * len(texts), "scores": [0.0] * len(texts)}
+    keys = {f"tokenizer.ggml.{name}": values for name, values in more.items()}
+    return fields | {key: [*fields[key], *values] for key, values in keys.items() if key in fields}
+
+
+def test_what_ends_a_turn_is_told_by_its_spelling(bpe_gguf: dict[str, Any], spm_gguf: dict[str, Any]) -> None:
+    """Files name one end and often call the others ordinary text; llama.cpp stops at all of them."""
+    for fields in (bpe_gguf, spm_gguf):
+        named = fields["tokenizer.ggml.eos_token_id"]
+        changed = with_tokens(fields, "<end_of_turn>", "<|im_end|>")
+        last = len(changed["tokenizer.ggml.tokens"]) - 1
+        assert end_ids(fields) == {named}
+        assert end_ids(changed) == {named, last - 1, last}
+        tokenizer = GGUFTokenizer.from_metadata(changed)
+        assert tokenizer.encode("a<end_of_turn><|im_end|>", add_special_tokens=False)[-2:] == [last - 1, last]
+        assert tokenizer.decode([last - 1, last], skip_special_tokens=True) == ""
+    assert end_ids({"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.eom_token_id": 7}) == {0, 7}
+
+
+def test_texts_of_two_ids_and_of_none(bpe_gguf: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="tokenizer.ggml.tokens has '<tool>' twice"):
+        GGUFTokenizer.from_metadata(with_tokens(bpe_gguf, "<tool>"))
+    empty = GGUFTokenizer.from_metadata(with_tokens(bpe_gguf, "", ""))
+    assert empty.vocab_size == len(bpe_gguf["tokenizer.ggml.tokens"]) + 2
+    assert empty.token_text(empty.vocab_size - 1) == f"[EMPTY_{empty.vocab_size - 1}]"

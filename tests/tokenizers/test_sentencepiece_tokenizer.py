@@ -68,6 +68,7 @@ def test_space_after_added_tokens(spm: Processor, spm_model: bytes) -> None:
 def test_added_tokens(spm: Processor, spm_model: bytes, model_dir: ModelDir) -> None:
     n = spm.vocab_size()
     config = {
+        "legacy": False,
         "eos_token": "<|im_end|>",
         "added_tokens_decoder": {
             "1": {"content": "<s>", "special": True},
