@@ -8,7 +8,7 @@ from jaxinfer._version import __version__
 if TYPE_CHECKING:
     from jaxinfer.async_llm import AsyncLLM
     from jaxinfer.async_llm import AsyncLLM as AsyncLLMEngine
-    from jaxinfer.engine.errors import EngineDeadError
+    from jaxinfer.engine.errors import EngineAsleepError, EngineDeadError
     from jaxinfer.engine.outputs import CompletionOutput, Logprob, RequestOutput
     from jaxinfer.engine.sampling_params import RequestOutputKind, SamplingParams
     from jaxinfer.llm import LLM
@@ -23,6 +23,7 @@ __all__ = [
     "AsyncLLMEngine",
     "CompletionOutput",
     "EngineArgs",
+    "EngineAsleepError",
     "EngineDeadError",
     "Logprob",
     "ModelConfig",
@@ -41,6 +42,7 @@ _HOMES = {
     "AsyncLLMEngine": "jaxinfer.async_llm:AsyncLLM",
     "CompletionOutput": "jaxinfer.engine.outputs:CompletionOutput",
     "EngineArgs": "jaxinfer.startup.args:EngineArgs",
+    "EngineAsleepError": "jaxinfer.engine.errors:EngineAsleepError",
     "EngineDeadError": "jaxinfer.engine.errors:EngineDeadError",
     "Logprob": "jaxinfer.engine.outputs:Logprob",
     "ModelConfig": "jaxinfer.models.config:ModelConfig",

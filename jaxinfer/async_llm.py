@@ -137,6 +137,27 @@ class AsyncLLM:
         """
         await asyncio.wrap_future(self._thread.call(lambda: self._parts.update_params(params)))
 
+    async def sleep(self, level: int = 1) -> None:
+        """Gives device memory back; see `LLM.sleep`. Requests under way pause with what they have and go on after
+        `wake_up`; new ones are refused with EngineAsleepError until then."""
+        await asyncio.wrap_future(self._thread.call_for_outputs(lambda: self._parts.sleep.sleep(level)))
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Ends `sleep`; see `LLM.wake_up`."""
+        await asyncio.wrap_future(self._thread.call(lambda: self._parts.sleep.wake_up(tags)))
+
+    async def release_kv_cache(self) -> None:
+        """Gives the KV cache's device memory back and keeps the weights; requests pause as for `sleep`."""
+        await asyncio.wrap_future(self._thread.call_for_outputs(lambda: self._parts.sleep.release_kv_cache()))
+
+    async def restore_kv_cache(self) -> None:
+        """Ends `release_kv_cache`; the cache starts empty."""
+        await self.wake_up(["kv_cache"])
+
+    async def is_sleeping(self) -> bool:
+        """Whether weights or KV cache are missing."""
+        return self._parts.sleep.is_sleeping
+
     def stats(self) -> EngineStats:
         """Counts and times since the start."""
         return self._parts.engine.stats()

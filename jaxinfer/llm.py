@@ -165,6 +165,57 @@ class LLM:
         with self._lock:
             self._parts.update_params(params)
 
+    def sleep(self, level: int = 1) -> None:
+        """Gives the engine's device memory back to the process, for a training step, say; `wake_up` takes it again
+        and outputs are the same as if nothing had happened. No program is compiled again.
+
+        The memory is JAX's to reuse in this process; to other processes it goes only under JAX's "platform" allocator.
+        Calls that need the engine raise EngineAsleepError meanwhile.
+
+        Args:
+            level: 1 drops the KV cache and moves the weights to host memory; 2 drops the weights as well, and they
+                are read from the checkpoint again, unless `update_params` has given others. Arrays that the caller
+                holds too (`LLM(params=...)`) stay on the device until the caller lets go of them, and are used again
+                without a copy if they are still there; to keep them shared, use `release_kv_cache()`.
+
+        Raises:
+            ValueError: another level.
+        """
+        with self._lock:
+            self._parts.sleep.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Ends `sleep`.
+
+        Args:
+            tags: "weights" and "kv_cache": which of them to take back now; None for all. Between the two, for
+                instance, new weights can be given with `update_params` (which brings weights back by itself) while
+                the KV cache's memory is still free. The engine serves again when nothing is missing.
+
+        Raises:
+            ValueError: an unknown tag, no room on the device, or weights that level 2 dropped and that no checkpoint
+                has; what was there before stays.
+        """
+        with self._lock:
+            self._parts.sleep.wake_up(tags)
+
+    def release_kv_cache(self) -> None:
+        """Gives the KV cache's device memory back and keeps the weights: `sleep` for a caller who trains them."""
+        with self._lock:
+            self._parts.sleep.release_kv_cache()
+
+    def restore_kv_cache(self) -> None:
+        """Ends `release_kv_cache`; the cache starts empty.
+
+        Raises:
+            ValueError: no room on the device.
+        """
+        self.wake_up(["kv_cache"])
+
+    def is_sleeping(self) -> bool:
+        """Whether weights or KV cache are missing."""
+        return self._parts.sleep.is_sleeping
+
     def stats(self) -> EngineStats:
         """Counts and times since the start."""
         return self._parts.engine.stats()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.engine.errors import EngineDeadError
+from jaxinfer.engine.errors import EngineAsleepError, EngineDeadError
 from jaxinfer.engine.intake import Intake
 from jaxinfer.engine.output_processor import OutputProcessor
 from jaxinfer.engine.outputs import RequestOutput
@@ -62,6 +62,7 @@ class Engine:
         self._times = StepClock()
         self._busy_since: float | None = None
         self._is_waiting = False
+        self._is_suspended = False
         self._failure: BaseException | None = None
 
     def add_request(
@@ -88,8 +89,10 @@ class Engine:
             ValueError: this request is refused; the others are unaffected.
             TypeError: likewise, for a wrong type.
             EngineDeadError: a step failed earlier.
+            EngineAsleepError: the engine is suspended.
         """
         self.check_alive()
+        self._check_awake()
         if not isinstance(request_id, str):
             raise TypeError(f"request_id={request_id!r} must be a str")
         arrival = self._clock() if arrival_time is None else arrival_time
@@ -134,6 +137,44 @@ class Engine:
                 f"the engine is dead since a step failed ({_describe(self._failure)}); make a new one"
             ) from self._failure
 
+    @property
+    def is_suspended(self) -> bool:
+        """`suspend` was called and `resume` was not."""
+        return self._is_suspended
+
+    @property
+    def can_step(self) -> bool:
+        """Requests are unfinished and the engine is not suspended."""
+        return self.has_unfinished_requests() and not self._is_suspended
+
+    def suspend(self) -> list[RequestOutput]:
+        """Completes the steps in flight and takes every request's blocks, so that no step needs what the pool holds:
+        after `resume` requests go on with the tokens they have, whose keys and values are computed again.
+
+        Returns:
+            What became due, as `step` does.
+
+        Raises:
+            EngineDeadError: an earlier step failed.
+        """
+        self.check_alive()
+        self._is_suspended = True
+        outputs: list[RequestOutput] = []
+        try:
+            while self._steps:
+                outputs += self._advance()
+        except BaseException:
+            self._is_suspended = False
+            raise
+        if not self.is_dead:
+            self.scheduler.preempt_all()
+        self._busy_since = None
+        return outputs
+
+    def resume(self) -> None:
+        """Ends `suspend`. The pool may have been replaced by an empty one."""
+        self._is_suspended = False
+
     def step(self) -> list[RequestOutput]:
         """Completes one step of the device and returns what became due; the next step is dispatched before waiting.
 
@@ -142,8 +183,13 @@ class Engine:
 
         Raises:
             EngineDeadError: an earlier step failed. A step that fails now returns every request with its error.
+            EngineAsleepError: the engine is suspended.
         """
         self.check_alive()
+        self._check_awake()
+        return self._advance()
+
+    def _advance(self) -> list[RequestOutput]:
         start = self._clock()
         self._is_waiting = False
         try:
@@ -186,9 +232,16 @@ class Engine:
             kv_waste_worst=scheduled.kv_waste_worst,
         )
 
+    def _check_awake(self) -> None:
+        if self._is_suspended:
+            raise EngineAsleepError(
+                "the engine has given up device memory and computes nothing: call wake_up(), or restore_kv_cache() "
+                "after release_kv_cache()"
+            )
+
     def _fill(self) -> None:
         """Dispatches until one step runs and one is queued, or one alone when its tokens decide about the next."""
-        while len(self._steps) < (1 if self.scheduler.must_sync else 2):
+        while not self._is_suspended and len(self._steps) < (1 if self.scheduler.must_sync else 2):
             start = self._clock()
             plan = self.scheduler.schedule()
             scheduled = self._clock()

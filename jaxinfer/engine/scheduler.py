@@ -173,6 +173,12 @@ class Scheduler:
         request.finish_reason, request.stop_reason, request.error = reason, stop_reason, error
         del self._requests[request.request_id]
 
+    def preempt_all(self) -> None:
+        """Takes slots and blocks from every running request; they wait in their old places. Every step is to be
+        committed before."""
+        while self._running:
+            self._preempt(self._running.worst)
+
     def schedule(self) -> StepPlan | None:
         """Plans the next step and moves the counters as if it were done. The plan is to be executed before anything
         else is called: it reads the requests' block tables.

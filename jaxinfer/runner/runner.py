@@ -74,10 +74,30 @@ class ModelRunner:
         """
         self._leaves = self._place(params)
 
-    def shutdown(self) -> None:
-        """Frees the pool and the state, and lets go of the parameters, which are the caller's."""
+    def release_kv(self) -> None:
+        """Frees the pool and the sampling state. No step may be in flight, and none is executed before `restore_kv`;
+        the requests that go on then are ones that have been preempted."""
         for leaf in jax.tree.leaves((self._kv, self._state)):
             leaf.delete()
+
+    def restore_kv(self) -> None:
+        """Makes an empty pool and sampling state of the same sizes, which the compiled programs go on with.
+
+        Raises:
+            ValueError: the device has no room for the pool.
+        """
+        config = self.config
+        self._kv = init_kv_cache(config.model, config.cache.num_blocks, config.cache.block_size, config.kv_dtype)
+        self._state = init_state(config.scheduler.max_num_seqs, config.model.vocab_size)
+
+    def take_params(self) -> tuple[jax.Array, ...]:
+        """The parameters' leaves, which the runner lets go of: no step is executed before it gets others."""
+        leaves, self._leaves = self._leaves, ()
+        return leaves
+
+    def shutdown(self) -> None:
+        """Frees the pool and the state, and lets go of the parameters, which are the caller's."""
+        self.release_kv()
         self._leaves = ()
 
     def _place(self, params: Params) -> tuple[jax.Array, ...]:

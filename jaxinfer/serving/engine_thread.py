@@ -85,10 +85,14 @@ class EngineThread:
 
         self._commands.put((Future(), drop))
 
+    def call_for_outputs(self, function: Callable[[], Iterable[RequestOutput]]) -> Future[Any]:
+        """Has the thread call `function` and hands the outputs that it returns to their consumers."""
+        return self.call(lambda: self._deliver(function()))
+
     def abort(self, request_ids: Iterable[str]) -> Future[Any]:
         """Ends requests with finish_reason "abort"; unknown ids are fine."""
         ids = list(request_ids)
-        return self.call(lambda: self._deliver(self._engine.abort(ids)))
+        return self.call_for_outputs(lambda: self._engine.abort(ids))
 
     def stop(self) -> None:
         """Ends the thread after its current step; requests under way fail with EngineDeadError. Idempotent."""
@@ -115,7 +119,7 @@ class EngineThread:
         try:
             while not self._stopping:
                 self._run_commands()
-                if not self._stopping and self._engine.has_unfinished_requests():
+                if not self._stopping and self._engine.can_step:
                     self._deliver(self._engine.step())
                     self._log.tick(self._engine)
         except BaseException as error:
@@ -129,7 +133,7 @@ class EngineThread:
 
     def _run_commands(self) -> None:
         """Runs every command there is; waits for one while the engine has nothing to do."""
-        idle = not self._engine.has_unfinished_requests()
+        idle = not self._engine.can_step
         with contextlib.suppress(Empty):
             while True:
                 future, function = self._commands.get(block=idle)

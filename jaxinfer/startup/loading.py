@@ -2,8 +2,11 @@
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from jaxinfer.cache_dir import default_cache_dir
 from jaxinfer.checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -21,6 +24,7 @@ from jaxinfer.startup.device_memory import claim_gpu_memory
 from jaxinfer.startup.generation_config import end_ids, read_generation_config, sampling_defaults
 from jaxinfer.startup.live_params import dtype_of_params, match_params
 from jaxinfer.startup.sizing import engine_config
+from jaxinfer.startup.sleep import Sleep
 from jaxinfer.tokenizers.load import load_tokenizer
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 from jaxinfer.typing import Params
@@ -36,13 +40,20 @@ class EngineParts:
         runner: the engine's device side.
         tokenizer: None when only token ids are served.
         defaults: fields of SamplingParams that the model's generation config sets.
+        sleep: the engine's device memory, given up and taken back.
     """
 
     def __init__(
-        self, engine: Engine, runner: ModelRunner, tokenizer: Tokenizer | None, defaults: Mapping[str, Any]
+        self,
+        engine: Engine,
+        runner: ModelRunner,
+        tokenizer: Tokenizer | None,
+        defaults: Mapping[str, Any],
+        sleep: Sleep,
     ) -> None:
         self._engine: Engine | None = engine
         self._runner = runner
+        self._sleep = sleep
         self.defaults = defaults
         self.tokenizer = tokenizer
 
@@ -57,10 +68,16 @@ class EngineParts:
         """What requests get that bring no parameters."""
         return SamplingParams(**self.defaults)
 
+    @property
+    def sleep(self) -> Sleep:
+        """Raises EngineDeadError after `close`."""
+        self.engine.check_alive()
+        return self._sleep
+
     def update_params(self, params: Params) -> None:
         """Checks new parameters and swaps them; to be called between two steps."""
         config = self.engine.config
-        self._runner.update_params(match_params(params, config.model, config.runner.dtype))
+        self._sleep.update_params(match_params(params, config.model, config.runner.dtype))
 
     def close(self) -> None:
         """Frees the device memory that is the engine's own. Idempotent."""
@@ -100,7 +117,17 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
     engine = Engine(config, runner, tokenizer, eos_token_ids=ends)
     if defaults:
         logger.info("sampling defaults from the generation config, for calls without sampling_params: %s", defaults)
-    return EngineParts(engine, runner, tokenizer, defaults)
+
+    reload = partial(_read_again, args, config.runner.dtype) if params is None else None
+    sleep = Sleep(engine, runner, jax.tree.structure(weights), reload)
+    return EngineParts(engine, runner, tokenizer, defaults, sleep)
+
+
+def _read_again(args: EngineArgs, dtype: str) -> Params:
+    """The parameters of the checkpoint that the engine was made from."""
+    assert args.model is not None
+    checkpoint = open_checkpoint(_find(args, args.model, args.revision))
+    return load_params(checkpoint, dtype, progress=args.use_tqdm_on_load)
 
 
 def _check_source(args: EngineArgs, model_config: ModelConfig | None, params: Params | None) -> None:
@@ -145,8 +172,6 @@ def _config_and_params(
     args: EngineArgs, model: ModelConfig, checkpoint: Checkpoint | None, params: Params | None
 ) -> tuple[EngineConfig, Params]:
     """The sizes are settled before weights are read, so that what cannot fit fails at once."""
-    import jax
-
     if params is not None:
         dtype = dtype_of_params(params) if args.dtype == "auto" else args.dtype
         params = match_params(params, model, dtype)

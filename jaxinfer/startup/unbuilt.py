@@ -61,7 +61,7 @@ UNBUILT: Mapping[str, Unbuilt] = {
     "enable_lora": Unbuilt((False, None), _NO_LORA),
     "enable_prefix_caching": Unbuilt((False, None), _NO_PREFIX_CACHE),
     "enable_prompt_embeds": Unbuilt((False,), "prompts are text or token ids"),
-    "enable_sleep_mode": Unbuilt((False,), "an engine cannot sleep; delete it to free its memory"),
+    "enable_sleep_mode": Unbuilt((False, True), "every engine can sleep"),
     "fully_sharded_loras": Unbuilt((False,), _NO_LORA),
     "guided_decoding_backend": Unbuilt(("auto", None), _NO_GRAMMAR),
     "hf_config_path": Unbuilt((None,), "config.json is read from the model's own folder"),
