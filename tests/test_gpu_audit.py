@@ -9,8 +9,8 @@ import pytest
 
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.planning.gpu_specs import GPU_SPECS
+from jaxinfer.planning.roofline import decode_roofline
 from scripts.gpu_audits.models import MODELS, model_named
-from scripts.gpu_audits.roofline import decode_roofline
 
 ROOT = Path(__file__).parents[1]
 

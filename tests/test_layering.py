@@ -21,7 +21,8 @@ ALLOWED = {
     "sampling": {"foundation", "engine"},
     "models": {"foundation", "pallas_kernels"},
     "checkpoint": {"foundation", "models", "tokenizers"},
-    "planning": {"foundation", "models", "cache"},
+    # What a checkpoint is, and what the engine accepts today, read when a plan is asked for.
+    "planning": {"foundation", "models", "cache", "checkpoint", "startup.args"},
     "runner": {"foundation", "models", "cache", "engine", "sampling", "planning", "pallas_kernels"},
     "startup": {"foundation", "models", "engine", "runner", "checkpoint", "planning", "tokenizers"},
     "serving": {"foundation", "engine", "tokenizers"},

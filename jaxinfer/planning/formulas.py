@@ -11,14 +11,8 @@ from types import MappingProxyType
 
 from jaxinfer.config import require_positive
 from jaxinfer.models.config import LayerKind, ModelConfig
+from jaxinfer.planning.memory import KV_CHANNEL_BITS, kv_row_bytes
 
-SCALE_BYTES = 4
-"""Of a KV cache that holds codes: a float32 for each head's key and each head's value of a token."""
-
-KV_BITS: Mapping[str, int] = MappingProxyType(
-    {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8, "int4": 4}
-)
-"""Bits of a key's or value's channel by the cache's dtype; below 16 there are scales, too."""
 _KV_ALIASES = {"auto": "bfloat16", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "fp8_e4m3"}
 
 
@@ -141,8 +135,7 @@ def kv_cache_size(
 
 def kv_row_size(head_dim: int, kv_dtype: str) -> int:
     """Bytes of one head's key, or value, of one token, with its scale."""
-    bits = KV_BITS[kv_format_name(kv_dtype)]
-    return -(-head_dim * bits // 8) + (SCALE_BYTES if bits < 16 else 0)
+    return kv_row_bytes(head_dim, kv_format_name(kv_dtype))
 
 
 def kv_format_name(kv_dtype: str) -> str:
@@ -152,8 +145,10 @@ def kv_format_name(kv_dtype: str) -> str:
         ValueError: there is none of that name.
     """
     name = _KV_ALIASES.get(str(kv_dtype).lower(), str(kv_dtype).lower())
-    if name not in KV_BITS:
-        raise ValueError(f"kv_cache_dtype={kv_dtype!r} is not known; use one of auto, fp8, {', '.join(KV_BITS)}")
+    if name not in KV_CHANNEL_BITS:
+        raise ValueError(
+            f"kv_cache_dtype={kv_dtype!r} is not known; use one of auto, fp8, {', '.join(KV_CHANNEL_BITS)}"
+        )
     return name
 
 

@@ -6,10 +6,10 @@ from jaxinfer.models.config import ModelConfig
 from jaxinfer.planning.deviceless import gpu_target
 from jaxinfer.planning.gpu_specs import GPUSpec
 from jaxinfer.planning.launch_table import launch_table
+from jaxinfer.planning.roofline import ASSUMED_SECONDS_A_LAUNCH, Roofline, decode_roofline
 from jaxinfer.planning.xla_dump import Launch
 from jaxinfer.runner.deviceless_step import DevicelessStep, compile_step
 from jaxinfer.runner.inputs import StepSpec
-from scripts.gpu_audits.roofline import ASSUMED_SECONDS_A_LAUNCH, Roofline, decode_roofline
 
 MIB, GIB = 1 << 20, 1 << 30
 BLOCK_SIZE = 16

@@ -1,0 +1,85 @@
+"""What a planner can be asked about: a size in billions, a model's name, or a model. Loads no weights."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.planning.formulas import WEIGHT_FORMATS
+from jaxinfer.planning.presets import PRESETS, billions, generic_model, preset_named
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """A model to plan for.
+
+    Attributes:
+        name: what it is called.
+        config: its architecture.
+        quant: format of the weights, where they are quantised already.
+    """
+
+    name: str
+    config: ModelConfig
+    quant: str | None = None
+
+
+def planned_model(model: float | str | Path | ModelConfig) -> PlannedModel:
+    """Finds out what is meant.
+
+    Args:
+        model: billions of parameters (7, "7B"), a name of `PRESETS` or the Hub id of one or of its tuned forms, a
+            config.json or the folder of one, a GGUF file, another Hub id (its config is fetched), or the architecture.
+
+    Raises:
+        ValueError: there is no such model, or its architecture is not supported.
+        TypeError: none of these.
+        ConnectionError: a Hub id whose config is not here, and the network does not answer.
+    """
+    if isinstance(model, ModelConfig):
+        return PlannedModel("model", model)
+    if isinstance(model, bool) or not isinstance(model, int | float | str | Path):
+        raise TypeError(
+            f"model_size={model!r} must be billions of parameters, a model's name or path, or a ModelConfig"
+        )
+    size = None if isinstance(model, Path) else billions(model)
+    if size is not None:
+        return PlannedModel(f"{size:g}B", generic_model(size))
+    path = Path(model)
+    if path.exists():
+        return _of_path(path)
+    named = preset_named(str(model))
+    if named is not None:
+        return PlannedModel(*named)
+    return _of_hub(str(model))
+
+
+def _of_path(path: Path) -> PlannedModel:
+    file = path / "config.json" if path.is_dir() else path
+    if file.suffix == ".json" and file.is_file():
+        return _of_hf_config(path.name, json.loads(file.read_text(encoding="utf-8")))
+    from jaxinfer.checkpoint.checkpoint import open_checkpoint
+
+    return PlannedModel(path.name, open_checkpoint(path).model_config)
+
+
+def _of_hub(name: str) -> PlannedModel:
+    from jaxinfer.cache_dir import default_cache_dir
+    from jaxinfer.checkpoint.resolve import resolve_model
+
+    try:
+        path = resolve_model(name, weights=False, cache_dir=default_cache_dir())
+    except (ValueError, ConnectionError) as error:
+        raise type(error)(f"{error}. Models known by name: {', '.join(PRESETS)}; or give a size, such as 7B") from error
+    return PlannedModel(name, _of_path(path).config, _of_path(path).quant)
+
+
+def _of_hf_config(name: str, config: Mapping[str, Any]) -> PlannedModel:
+    from jaxinfer.models.registry import family_of_hf_config
+
+    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    method = str((config.get("quantization_config") or {}).get("quant_method", "")).lower()
+    quant = method if method in WEIGHT_FORMATS else None
+    return PlannedModel(name, family_of_hf_config(plain).model_config(plain), quant)
