@@ -148,10 +148,13 @@ def _open_orbax(path: Path) -> Checkpoint:
 
 
 def _open_gguf(path: Path) -> Checkpoint:
+    from jaxinfer.tokenizers.gguf import end_ids
+
     file = read_gguf(path)
     metadata, tensors = file.metadata, file.tensors
     try:
-        family = family_of_gguf(str(metadata.get("general.architecture")))
+        architecture = str(metadata.get("general.architecture"))
+        family = family_of_gguf(architecture, experts=bool(metadata.get(f"{architecture}.expert_count")))
         hf_config, unknown = gguf_config.hf_config_of(family, metadata, tensors)
         model_config = gguf_config.model_config_of(family, hf_config, metadata, tensors)
     except (ValueError, TypeError) as error:
@@ -162,7 +165,7 @@ def _open_gguf(path: Path) -> Checkpoint:
         path=path,
         model_config=model_config,
         dtype=stored_dtype(weights.values()),
-        eos_token_ids=frozenset(metadata[key] for key in gguf_config.END_KEYS if key in metadata),
+        eos_token_ids=end_ids(metadata),
         generation_config={name: metadata[key] for key, name in gguf_config.SAMPLING_KEYS.items() if key in metadata},
         placements=place_weights(family, model_config, weights, "gguf", path),
         metadata=metadata,

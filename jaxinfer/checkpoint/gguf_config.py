@@ -9,30 +9,34 @@ import numpy as np
 from jaxinfer.checkpoint.tensor import Tensor
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families.family import Family
+from jaxinfer.models.rope_scaling import RopeScaling
 
-HF_KEYS = {
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.sliding_window": "sliding_window",
-    "attention.sliding_window_pattern": "sliding_window_pattern",
-    "attention.scale": "attention_multiplier",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "logit_scale": "logits_scaling",
-    "expert_count": "num_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "rope.freq_base": "rope_theta",
-    "rope.freq_base_swa": "rope_local_base_freq",
-}
+# Where two names are given for a key, the last that the family knows counts.
+HF_KEYS = (
+    ("block_count", "num_hidden_layers"),
+    ("context_length", "max_position_embeddings"),
+    ("embedding_length", "hidden_size"),
+    ("feed_forward_length", "intermediate_size"),
+    ("attention.head_count", "num_attention_heads"),
+    ("attention.head_count_kv", "num_key_value_heads"),
+    ("attention.key_length", "head_dim"),
+    ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    ("attention.sliding_window", "sliding_window"),
+    ("attention.sliding_window_pattern", "sliding_window_pattern"),
+    ("attention.scale", "attention_multiplier"),
+    ("attn_logit_softcapping", "attn_logit_softcapping"),
+    ("final_logit_softcapping", "final_logit_softcapping"),
+    ("embedding_scale", "embedding_multiplier"),
+    ("residual_scale", "residual_multiplier"),
+    ("logit_scale", "logits_scaling"),
+    ("expert_count", "num_local_experts"),
+    ("expert_count", "num_experts"),
+    ("expert_used_count", "num_experts_per_tok"),
+    ("expert_feed_forward_length", "moe_intermediate_size"),
+    ("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
+    ("rope.freq_base", "rope_theta"),
+    ("rope.freq_base_swa", "rope_local_base_freq"),
+)
 ROPE_KEYS = {
     "rope.scaling.factor": "factor",
     "rope.scaling.original_context_length": "original_max_position_embeddings",
@@ -52,6 +56,8 @@ SAMPLING_KEYS = {
 }
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
 ROPE_FACTORS = "rope_freqs.weight"
+# The settings of all released Llama 3.1, 3.2 and 3.3 models but for their factor, 8 or 32.
+LLAMA3: dict[str, Any] = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 LONGROPE_FACTORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 NOT_PARAMETERS = {ROPE_FACTORS, *LONGROPE_FACTORS.values()}
 
@@ -69,12 +75,12 @@ def hf_config_of(
     """
     prefix = f"{metadata['general.architecture']}."
     own = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
-    listed = next((key for key in HF_KEYS if isinstance(own.get(key), list)), None)
+    listed = next((key for key, _ in HF_KEYS if isinstance(own.get(key), list)), None)
     if listed:
         raise ValueError(f"{prefix}{listed} differs from layer to layer, which is not supported")
-    if own.get("expert_count") and "num_experts" not in family.config_keys:
+    if own.get("expert_count") and not family.has_experts:
         raise ValueError(f"{prefix}expert_count={own['expert_count']}: mixture of experts is not supported")
-    read = {key: name for key, name in HF_KEYS.items() if name in family.config_keys}
+    read = {key: name for key, name in HF_KEYS if name in family.config_keys}
     config = {read[key]: value for key, value in own.items() if key in read}
     embedding = tensors.get("token_embd.weight")
     config["vocab_size"] = own.get("vocab_size") if embedding is None else embedding.shape[0]
@@ -82,7 +88,7 @@ def hf_config_of(
         config["sliding_window"] = own.get("attention.sliding_window") or None  # Phi-4's files say 0 for none
     config |= _rope(family, own, tensors, prefix)
     unread = own.keys() - read.keys() - ROPE_KEYS.keys() - CHECKED_KEYS - IGNORED_KEYS
-    return config, sorted(prefix + key for key in unread)
+    return family.gguf_config(config), sorted(prefix + key for key in unread)
 
 
 def _rope(family: Family, own: Mapping[str, Any], tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
@@ -95,10 +101,12 @@ def _rope(family: Family, own: Mapping[str, Any], tensors: Mapping[str, Tensor],
         settings = {name: own[key] for key, name in ROPE_KEYS.items() if name in names and key in own}
         settings |= {"rope_type": "longrope"}
         settings |= {key: _values(tensors[name]) for key, name in LONGROPE_FACTORS.items()}
-    config: dict[str, Any] = {"rope_scaling": settings}
     rotated, width = own.get("rope.dimension_count"), own.get("attention.key_length")
     if width is None and own.get("attention.head_count"):
         width = own.get("embedding_length", 0) // own["attention.head_count"]
+    if ROPE_FACTORS in tensors and kind == "none":
+        settings = _llama3(_values(tensors[ROPE_FACTORS]), own.get("rope.freq_base", 10000.0)) or settings
+    config: dict[str, Any] = {"rope_scaling": settings}
     if rotated is not None and rotated != width:
         if family.gguf_pairwise_rotary or not width:
             raise ValueError(
@@ -106,6 +114,18 @@ def _rope(family: Family, own: Mapping[str, Any], tensors: Mapping[str, Tensor],
             )
         config["partial_rotary_factor"] = rotated / width
     return config
+
+
+def _llama3(divisors: list[float], theta: float) -> dict[str, Any] | None:
+    """The scaling that the divisors were computed from (in float32), if it is Llama 3's: it says what they say, and a
+    Hugging Face config can say it, too."""
+    settings = {"factor": max(divisors, default=0.0), **LLAMA3}
+    if settings["factor"] <= 1 or not theta > 0:
+        return None
+    scaling = RopeScaling("llama3", **settings)
+    width = 2 * len(divisors)
+    expected = theta ** -(np.arange(0, width, 2) / width) / scaling.frequencies(theta, width, 0)
+    return {"rope_type": "llama3", **settings} if np.allclose(divisors, expected, rtol=1e-4, atol=0) else None
 
 
 def _values(tensor: Tensor) -> list[float]:
@@ -121,7 +141,7 @@ def model_config_of(
         ValueError: heads of different widths, or a setting that the family refuses.
     """
     config = replace(
-        family.gguf_config(family.model_config(hf_config)),
+        family.model_config(hf_config),
         qkv_bias="blk.0.attn_q.bias" in tensors,
         o_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_down.bias" in tensors,
@@ -130,6 +150,6 @@ def model_config_of(
     key = f"{metadata['general.architecture']}.attention.value_length"
     if metadata.get(key, config.head_dim) != config.head_dim:
         raise ValueError(f"{key}={metadata[key]} is not supported; it must be the head_dim {config.head_dim}")
-    if ROPE_FACTORS in tensors:
+    if ROPE_FACTORS in tensors and config.rope_scaling is None:
         config = replace(config, rope_freq_factors=tuple(_values(tensors[ROPE_FACTORS])))
     return config

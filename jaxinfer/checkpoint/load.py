@@ -162,6 +162,8 @@ def _fill(host: np.ndarray, placement: Placement) -> None:
         rows = placement.tensor.rows(slot.first_row + start * rows_each, slot.first_row + stop * rows_each)
         if slot.pairs is not None:
             rows = _split_pairs(rows, *slot.pairs)
+        if slot.offset:
+            rows = rows.astype(np.float32) + np.float32(slot.offset)
         with np.errstate(over="ignore"):  # float16 overflow shows as inf logits, which end a request with an error
             target[start:stop] = rows.reshape(target[start:stop].shape)
 

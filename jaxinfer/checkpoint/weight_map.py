@@ -5,7 +5,7 @@ Everything is checked from names and shapes alone, before any weight is read.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +31,7 @@ class Slot:
         item: place of the tensor on the part's first axes, counted in C order; None when it fills the whole part.
         pairs: the head dimension and the values of one channel, if the tensor's rotary channels are stored pairwise and
             must be put half a head apart; else None.
+        offset: added to every value of the tensor.
     """
 
     leaf: str
@@ -40,6 +41,7 @@ class Slot:
     axes: tuple[int, ...] = ()
     item: int | None = None
     pairs: tuple[int, int] | None = None
+    offset: float = 0.0
 
     def view(self, leaf: np.ndarray) -> np.ndarray:
         """The part of the parameter's array."""
@@ -52,7 +54,7 @@ class Slot:
 
     def tensor_rows(self, leaf: np.ndarray) -> np.ndarray:
         """The rows of the tensor that fill this part of the parameter: `view` the other way round."""
-        rows = self.view(leaf)
+        rows = self.view(leaf) - self.offset if self.offset else self.view(leaf)
         if self.pairs is None:
             return rows.reshape(self.shape)
         head_dim, channel_size = self.pairs
@@ -93,6 +95,8 @@ def place_weights(
     placements, missing, misshapen = [], [], []
     for name, weight, slot in expected_weights(family, config, style):
         shape, tensor = weight.tensor_shape(config), tensors.get(name)
+        if tensor is not None and style == "gguf" and shape[0] == 1 and tensor.shape == shape[1:]:
+            tensor = replace(tensor, shape=shape, row_bytes=tensor.nbytes)  # the same to ggml
         if tensor is None or not tensor.size:
             missing.append(f"{name} {list(shape)}")
         elif tensor.shape != shape:
@@ -139,10 +143,12 @@ def expected_weights(family: Family, config: ModelConfig, style: NameStyle) -> l
         if weight.rotary and _pairwise(family, style):
             pairs = config.head_dim, weight.channel_size(config)
         geometry = weight.part, weight.part_shape(config), weight.first_row(config), weight.axes
+        # GGUF files have the 1 of such norms added to their weights.
+        offset = -1.0 if style == "gguf" and config.norm_unit_offset and weight.leaf.endswith("/scale") else 0.0
         layers = [i for i, kind in enumerate(kinds) if weight.layers(kind)] if "{i}" in weight.leaf else [0]
         items: Sequence[int | None] = range(weight.items(config)) if weight.each else (None,)
         expected += [
-            (name.format(i=i, e=item), weight, Slot(weight.leaf.format(i=i), *geometry, item, pairs))
+            (name.format(i=i, e=item), weight, Slot(weight.leaf.format(i=i), *geometry, item, pairs, offset))
             for i in layers
             for item in items
         ]

@@ -53,14 +53,15 @@ def family_of_hf_config(config: Mapping[str, Any]) -> Family:
     raise ValueError(f"{given} is not supported; supported architectures: {', '.join(supported_architectures())}")
 
 
-def family_of_gguf(architecture: str) -> Family:
-    """Finds the family of a GGUF file by its ``general.architecture``.
+def family_of_gguf(architecture: str, experts: bool = False) -> Family:
+    """Finds the family of a GGUF file by its ``general.architecture``, and by whether it has experts: Mixtral's files
+    are of the architecture "llama", too.
 
     Raises:
         ValueError: no family loads it; the message lists the supported architectures.
     """
-    for family in FAMILIES:
-        if architecture in family.gguf_architectures:
-            return family
-    supported = ", ".join(name for family in FAMILIES for name in family.gguf_architectures)
+    families = [family for family in FAMILIES if architecture in family.gguf_architectures]
+    if families:
+        return next((family for family in families if family.has_experts == experts), families[0])
+    supported = ", ".join(dict.fromkeys(name for family in FAMILIES for name in family.gguf_architectures))
     raise ValueError(f"GGUF architecture {architecture!r} is not supported; supported architectures: {supported}")

@@ -4,6 +4,7 @@ import importlib.util
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,19 @@ from jaxinfer.models.config import ModelConfig
 DATA = Path(__file__).parent.parent / "data"
 FAMILIES = DATA / "families"
 CASES = sorted(path.stem for path in FAMILIES.glob("*.json"))
-# The script that makes the references, which is no part of a package, has the same file beside it.
-_spec = importlib.util.spec_from_file_location("family_weights", DATA / "family_weights.py")
-assert _spec is not None and _spec.loader is not None
-_family_weights = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_family_weights)
-random_weight = _family_weights.random_weight
+
+
+def _beside_the_data(name: str) -> Any:
+    """A module that the scripts that make the references, which are no part of a package, have beside them."""
+    spec = importlib.util.spec_from_file_location(name, DATA / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+random_weight = _beside_the_data("family_weights").random_weight
+family_gguf = _beside_the_data("family_gguf")
 
 
 @pytest.fixture(scope="session")
@@ -55,11 +63,15 @@ def all_logits() -> Callable[..., np.ndarray]:
         return jnp.einsum("nts,snh->tnh", jax.nn.softmax(jnp.where(seen, scores, -jnp.inf)), v), cache
 
     def run(config: ModelConfig, params: Any, tokens: Any) -> np.ndarray:
-        decoder, tokens = Decoder(config), jnp.asarray(tokens, jnp.int32)
-        caches = [None] * config.num_hidden_layers
-        positions = jnp.arange(len(tokens))
-        hidden, _ = decoder.apply({"params": params}, tokens, positions, jax.tree_util.Partial(attend), caches)
-        return np.asarray(decoder.apply({"params": params}, hidden, method=Decoder.logits))
+        decoder, caches = Decoder(config), [None] * config.num_hidden_layers
+
+        @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # LLVM would take most of the time
+        def forward(params: Any, tokens: jax.Array) -> jax.Array:
+            positions = jnp.arange(len(tokens))
+            hidden, _ = decoder.apply({"params": params}, tokens, positions, jax.tree_util.Partial(attend), caches)
+            return decoder.apply({"params": params}, hidden, method=Decoder.logits)
+
+        return np.asarray(forward(params, jnp.asarray(tokens, jnp.int32)))
 
     return run
 
@@ -82,81 +94,33 @@ def hf_copy(data_dir: Path, tmp_path: Path) -> Callable[..., Path]:
     return copy
 
 
-GGUF_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "model.layers": "blk",
-}
-
-
 @pytest.fixture
 def gguf_twin(data_dir: Path, tmp_path: Path) -> Callable[..., Path]:
     """`gguf_twin("tiny_llama", "Q8_0", extra={...})`: the folder as llama.cpp's converter would write it.
 
-    Matrices get the type given, vectors F32; `extra` tensors are added as float32, `metadata` values as uint32.
+    Matrices get the type given, vectors F32; `extra` tensors are added as float32, `metadata` to the file's own.
     """
-    import gguf
     from safetensors.numpy import load_file
 
     def write(
         name: str, kind: str = "F32", extra: Mapping[str, np.ndarray] | None = None, metadata: Any = None
     ) -> Path:
         config = json.loads((data_dir / name / "config.json").read_text())
-        arch, path = config["model_type"], tmp_path / f"{name}-{kind}.gguf"
-        writer = gguf.GGUFWriter(path, arch)
-        _add_metadata(writer, config)
-        for key, value in (metadata or {}).items():
-            writer.add_uint32(key, value)
-        qtype = gguf.GGMLQuantizationType[kind]
-        for hf_name, tensor in load_file(data_dir / name / "model.safetensors").items():
-            tensor = tensor.astype(np.float32)
-            for part, heads in (("q_proj", config["num_attention_heads"]), ("k_proj", config["num_key_value_heads"])):
-                if part in hf_name and arch == "llama":
-                    tensor = _permuted(tensor, heads)
-            ours = hf_name
-            for old, new in GGUF_NAMES.items():
-                ours = ours.replace(old, new)
-            if tensor.ndim == 1:
-                writer.add_tensor(ours, tensor)
-            else:
-                writer.add_tensor(ours, gguf.quants.quantize(tensor, qtype), raw_dtype=qtype)
-        for key, value in (extra or {}).items():
-            writer.add_tensor(key, value.astype(np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        weights = load_file(data_dir / name / "model.safetensors")
+        tokens = {"eos_token_id": config["eos_token_id"], "tokens": ["<unk>", "<s>", "</s>"]}
+        path = tmp_path / f"{name}-{kind}.gguf"
+        family_gguf.write_gguf(
+            path,
+            config,
+            {key: value.astype(np.float32) for key, value in weights.items()},
+            config["model_type"],
+            kind,
+            fields={f"tokenizer.ggml.{key}": value for key, value in tokens.items()} | (metadata or {}),
+            tensors={key: value.astype(np.float32) for key, value in (extra or {}).items()},
+        )
         return path
 
     return write
-
-
-def _add_metadata(writer: Any, config: Mapping[str, Any]) -> None:
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_eos_token_id(config["eos_token_id"])
-    writer.add_token_list(["<unk>", "<s>", "</s>"])
-
-
-def _permuted(tensor: np.ndarray, heads: int) -> np.ndarray:
-    """The converter's reordering of llama's q and k rows: from half a head apart to side by side."""
-    return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
 
 
 @dataclass(frozen=True)
@@ -205,6 +169,15 @@ class FamilyCase:
         save_file(weights, self.scratch / "model.safetensors")
         return self.scratch
 
+    def twin_folder(self, rounding: str = "F32") -> Path:
+        """The directory of which `write_gguf` makes the twin."""
+        return self.folder(rounding, **family_gguf.TWINS[self.name][1])
+
+    def write_gguf(self, path: Path, kind: str) -> None:
+        """Its twin as a GGUF file, matrices of that type."""
+        arch, changes = family_gguf.TWINS[self.name]
+        family_gguf.write_gguf(path, family_gguf.changed(self.config, changes), self.weights(), arch, kind)
+
     def served_for(self, config: ModelConfig, length: int) -> ModelConfig:
         """The config as the engine has it when its longest sequence is `length`."""
         return replace(config, rope_length=length)
@@ -213,7 +186,7 @@ class FamilyCase:
 def _rounded(value: np.ndarray, kind: str) -> np.ndarray:
     import gguf
 
-    if value.ndim == 1 or kind == "F32":
+    if value.ndim == 1 or len(value) == 1 or kind == "F32":
         return value
     qtype = gguf.GGMLQuantizationType[kind if value.shape[-1] % 32 == 0 else "F16"]
     return gguf.quants.dequantize(gguf.quants.quantize(value, qtype), qtype)
@@ -232,6 +205,18 @@ def make_case(tmp_path: Path) -> Callable[[str], FamilyCase]:
         return FamilyCase(name, description, references, scratch)
 
     return make
+
+
+@pytest.fixture
+def twin(tmp_path: Path) -> Callable[[FamilyCase, str], Path]:
+    """`twin(case, "Q8_0")`: the case as a GGUF file."""
+
+    def write(case: FamilyCase, kind: str) -> Path:
+        path = tmp_path / f"{case.name}-{kind}.gguf"
+        case.write_gguf(path, kind)
+        return path
+
+    return write
 
 
 @pytest.fixture(params=CASES)

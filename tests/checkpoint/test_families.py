@@ -47,7 +47,9 @@ class PagedRun:
             hidden, kv = decoder.apply({"params": params}, tokens, positions, attention, kv)
             return decoder.apply({"params": params}, hidden, method=Decoder.logits), tuple(kv)
 
-        self.step, self.params, self.config = jax.jit(step), params, config
+        # LLVM would take most of the time of programs that run once.
+        self.step = jax.jit(step, compiler_options={"xla_backend_optimization_level": 0})
+        self.params, self.config = params, config
         self.init = lambda: init_kv_cache(config, NUM_PAGES, BLOCK_SIZE, "float32")
 
     def logits(self, tokens: list[int], counts: list[int]) -> np.ndarray:

@@ -3,6 +3,7 @@
 import struct
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import gguf
@@ -11,6 +12,8 @@ import pytest
 
 from jaxinfer.checkpoint import load_params, open_checkpoint
 from jaxinfer.checkpoint.gguf import read_gguf
+from jaxinfer.checkpoint.hf_export import exported_config
+from jaxinfer.models.rope_scaling import RopeScaling
 
 KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
 
@@ -129,10 +132,20 @@ def test_a_directory_with_one_gguf_file(gguf_twin):
 
 
 def test_unsupported_settings_are_refused_by_name(gguf_twin):
-    for key, value in (("llama.rope.dimension_count", 4), ("llama.expert_count", 8), ("split.count", 3)):
-        path = gguf_twin("tiny_llama", metadata={key: value})
+    for name, key, value in (
+        ("tiny_llama", "llama.rope.dimension_count", 4),
+        ("tiny_qwen2", "qwen2.expert_count", 8),
+        ("tiny_llama", "split.count", 3),
+    ):
+        path = gguf_twin(name, metadata={key: value})
         with pytest.raises(ValueError, match=rf"{key}={value}|one of {value} parts"):
             open_checkpoint(path)
+
+
+def test_a_llama_with_experts_is_a_mixtral(gguf_twin):
+    path = gguf_twin("tiny_llama", metadata={"llama.expert_count": 8, "llama.expert_used_count": 2})
+    with pytest.raises(ValueError, match=r"blk\.0\.ffn_gate_inp\.weight \[8, 64\].* missing .*not a mixtral model"):
+        open_checkpoint(path)
 
 
 def test_unknown_setting_is_reported(gguf_twin):
@@ -153,3 +166,29 @@ def test_a_file_cut_after_opening(gguf_twin):
     path.write_bytes(path.read_bytes()[:-5000])
     with pytest.raises(ValueError, match=r"tiny_llama-F32\.gguf changed while it was read, at tensor"):
         load_params(checkpoint, "float32")
+
+
+@pytest.mark.parametrize(("theta", "factor"), [(5e5, 8.0), (5e5, 32.0)], ids=["llama-3.1", "llama-3.2"])
+def test_llama_3s_divisors_are_the_scaling_that_they_were_computed_from(theta, factor, gguf_twin):
+    """In float32, as llama.cpp's converter does it; so that a config.json can say it (field case 13c)."""
+    wavelengths = 2 * np.pi * np.float32(theta) ** (np.arange(0, 8, 2, dtype=np.float32) / np.float32(8))
+    smooth = ((8192 / wavelengths - 1) / 3).clip(0, 1)
+    divisors = (1 / ((1 - smooth) / np.float32(factor) + smooth)).astype(np.float32)
+    assert 1 < divisors[2] < factor == divisors[3]
+    write = partial(gguf_twin, "tiny_llama", metadata={"llama.rope.freq_base": theta})
+    checkpoint = open_checkpoint(write(extra={"rope_freqs.weight": divisors}))
+    assert checkpoint.model_config.rope_freq_factors is None
+    assert checkpoint.model_config.rope_scaling == RopeScaling("llama3", 8192, factor)
+    _, config = exported_config(checkpoint)
+    assert config["rope_scaling"] == {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    divisors[2] *= 1.001
+    other = open_checkpoint(write(extra={"rope_freqs.weight": divisors}))
+    assert other.model_config.rope_freq_factors == tuple(map(float, divisors))
+    with pytest.raises(ValueError, match="would lose rope_freq_factors"):
+        exported_config(other)

@@ -143,7 +143,7 @@ def test_unknown_architecture_lists_the_supported():
     ):
         family_of_hf_config({"architectures": ["NopeForCausalLM"], "model_type": "llama"})
     with pytest.raises(
-        ValueError, match=r"'nope'.*llama, qwen2, qwen3, qwen3moe, gemma, gemma2, gemma3, phi3, granite"
+        ValueError, match=r"'nope'.*llama, qwen2, qwen3, qwen2moe, qwen3moe, gemma, gemma2, gemma3, phi3, granite"
     ):
         family_of_gguf("nope")
 

@@ -93,6 +93,7 @@ CASES: dict[str, dict[str, Any]] = {
     "mixtral": SIZES | {"model": "Mixtral", "num_local_experts": 5, "num_experts_per_tok": 2},
     "qwen2_moe": MOE
     | {"model": "Qwen2Moe", "num_hidden_layers": 3, "shared_expert_intermediate_size": 48, "mlp_only_layers": [1]},
+    "qwen2_moe_all": MOE | {"model": "Qwen2Moe", "shared_expert_intermediate_size": 48, "norm_topk_prob": False},
     "qwen3_moe": MOE
     | {"model": "Qwen3Moe", "num_hidden_layers": 3, "norm_topk_prob": True, "decoder_sparse_step": 2, "head_dim": 16},
     "qwen3_moe_unnormalised": MOE | {"model": "Qwen3Moe", "norm_topk_prob": False, "head_dim": 16},

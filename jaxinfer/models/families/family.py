@@ -104,7 +104,7 @@ class Family:
         weights: the weight table.
         ignored_weights: endings of tensor names that carry nothing we need.
         gguf_architectures: ``general.architecture`` of the GGUF files that it loads.
-        gguf_config: sets what a GGUF file says otherwise than a Hugging Face config of the family.
+        gguf_config: adds to a GGUF file's settings, by Hugging Face's names, what the file leaves unsaid.
         optional_prefix: beginning of the tensor names that some files leave out.
         pairwise_rotary, gguf_pairwise_rotary: files keep channel pairs of rotary weights side by side (2j, 2j + 1), not
             half a head apart.
@@ -121,7 +121,12 @@ class Family:
     pairwise_rotary: bool = False
     gguf_pairwise_rotary: bool = False
     gguf_architectures: tuple[str, ...] = ()
-    gguf_config: Callable[[ModelConfig], ModelConfig] = lambda config: config
+    gguf_config: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether its models are mixtures of experts."""
+        return "num_experts_per_tok" in self.config_keys
 
     def unknown_keys(self, hf_config: Mapping[str, Any]) -> list[str]:
         """Config keys that nobody reads and nobody declared harmless."""

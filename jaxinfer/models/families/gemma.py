@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from jaxinfer.models.config import ModelConfig
@@ -30,14 +29,14 @@ def fields(config: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
     }
 
 
-def gguf_config(config: ModelConfig) -> ModelConfig:
-    """GGUF files have the 1 added to the weights of the norms, and do not say how queries are scaled: by the head's
-    width, but for the 27B models of Gemma 2 (46 layers) and 3 (62 layers)."""
-    if config.query_scale is None:
-        return replace(config, norm_unit_offset=False)
-    largest = config.num_hidden_layers in (46, 62)
-    width = config.hidden_size // config.num_attention_heads if largest else config.head_dim
-    return replace(config, norm_unit_offset=False, query_scale=width**-0.5)
+def gguf_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """GGUF files of Gemma 2 and 3 do not say how queries are scaled: by the head's width, but for the 27B models (46
+    and 62 layers), where it is D / N."""
+    if config.get("num_hidden_layers") in (46, 62):
+        width = required_size(config, "hidden_size") // max(1, required_size(config, "num_attention_heads"))
+    else:
+        width = optional(config, "head_dim", 256)
+    return {**config, "query_pre_attn_scalar": width}
 
 
 def model_config(config: Mapping[str, Any]) -> ModelConfig:
@@ -58,6 +57,5 @@ GEMMA = Family(
     config_keys=CONFIG_KEYS,
     ignored_keys=IGNORED_KEYS,
     weights=LLAMA_WEIGHTS,
-    gguf_config=gguf_config,
     gguf_architectures=("gemma",),
 )

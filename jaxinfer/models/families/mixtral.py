@@ -43,4 +43,6 @@ MIXTRAL = Family(
         *FINAL_NORM,
         HEAD,
     ),
+    gguf_pairwise_rotary=True,
+    gguf_architectures=("llama",),
 )

@@ -1,7 +1,6 @@
 """Qwen2-MoE (with a shared expert behind a gate; arXiv:2407.10671) and Qwen3-MoE (without; arXiv:2505.09388)."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from jaxinfer.models.config import ModelConfig
@@ -70,6 +69,7 @@ QWEN2_MOE = Family(
     config_keys=qwen2.CONFIG_KEYS | MOE_KEYS | {"qkv_bias", "shared_expert_intermediate_size"},
     ignored_keys=ROUTER_KEYS,
     weights=(*LLAMA_WEIGHTS, *experts("mlp"), *shared_expert("mlp.shared_expert")),
+    gguf_architectures=("qwen2moe",),
 )
 QWEN3_MOE = Family(
     name="qwen3_moe",
@@ -79,5 +79,5 @@ QWEN3_MOE = Family(
     ignored_keys=ROUTER_KEYS,
     weights=(*LLAMA_WEIGHTS, *qk_norms(), *experts("mlp")),
     gguf_architectures=("qwen3moe",),
-    gguf_config=lambda config: replace(config, renormalize_experts=True),  # which these files do not say
+    gguf_config=lambda config: {**config, "norm_topk_prob": True},  # which these files do not say
 )
