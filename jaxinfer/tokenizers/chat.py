@@ -7,6 +7,7 @@ The environment is what Hugging Face's `apply_chat_template` gives to templates:
 import functools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -16,7 +17,8 @@ import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from jaxinfer.tokenizers.messages import check_messages
+from jaxinfer.tokenizers.content_format import ContentFormat, content_format_of, in_parts
+from jaxinfer.tokenizers.messages import check_dicts, check_messages, plain_data
 
 # Appended to the message to be continued. The blank at its end shows whether the template strips messages.
 _CUT_MARK = "\ue000continue-here\ue000 "
@@ -27,9 +29,10 @@ class _GenerationTag(jinja2.ext.Extension):
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body).set_lineno(line)  # what is set inside is not seen outside
 
 
 def _raise_exception(message: str) -> None:
@@ -50,7 +53,15 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _compile(source: str) -> jinja2.Template:
+@dataclass(frozen=True)
+class _Template:
+    """A compiled template, and how it wants `content`."""
+
+    compiled: jinja2.Template
+    content_format: ContentFormat
+
+
+def _compile(source: str) -> _Template:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
@@ -58,7 +69,7 @@ def _compile(source: str) -> jinja2.Template:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     try:
-        return environment.from_string(source)
+        return _Template(environment.from_string(source), content_format_of(environment.parse(source)))
     except jinja2.TemplateSyntaxError as error:
         raise ValueError(f"the chat template does not parse: line {error.lineno}: {error.message}") from error
 
@@ -91,6 +102,8 @@ class ChatTemplates:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        content_format: str = "auto",
         **kwargs: Any,
     ) -> str:
         """Renders one conversation.
@@ -102,34 +115,43 @@ class ChatTemplates:
             add_generation_prompt: end with the header of the assistant's turn.
             continue_final_message: end inside the last message, so that generating goes on with it.
             tools: JSON schemas of functions the model may call.
-            kwargs: further variables for the template, such as `documents` or `enable_thinking`.
+            documents: dicts with, usually, `title` and `text`, for templates that show them.
+            content_format: "string" joins text parts to one text, "openai" gives the template lists of parts, "auto"
+                does what the template's own source asks for.
+            kwargs: further variables for the template, such as `enable_thinking`.
 
         Raises:
             ValueError: no template; the template failed or refused, with its message; a malformed message; both
-                `add_generation_prompt` and `continue_final_message`.
+                `add_generation_prompt` and `continue_final_message`; or the template does not print the last message
+                as it is, so that it cannot be continued.
+            TypeError: an argument of the wrong type, or a value that is not plain data.
         """
         if add_generation_prompt and continue_final_message:
             raise ValueError(
                 "add_generation_prompt=True opens a new turn and continue_final_message=True goes on with the last one;"
                 " set one of them to False"
             )
-        conversation = check_messages(messages)
-        template = self._compiled(self._choose(chat_template, has_tools=bool(tools)))
-        if continue_final_message:
-            conversation[-1]["content"] += _CUT_MARK
+        if not isinstance(continue_final_message, bool):
+            raise TypeError(f"continue_final_message={continue_final_message!r} must be True or False")
+        template = self._compiled(self._choose(chat_template, has_tools=tools is not None))
+        form = template.content_format if content_format == "auto" else ContentFormat.named(content_format)
+        conversation = check_messages(messages, parts=form.lists)
+        if form.only_lists:
+            conversation = [in_parts(message) for message in conversation]
+        last = _mark(conversation[-1]) if continue_final_message else ""
         variables = {
             **self._special_tokens,
-            "documents": None,
-            **kwargs,
+            **plain_data(kwargs, "chat_template_kwargs"),
+            "documents": None if documents is None else check_dicts(documents, "documents"),
             "messages": conversation,
-            "tools": list(tools) if tools is not None else None,
+            "tools": None if tools is None else check_dicts(tools, "tools"),
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            text = template.render(variables)
+            text = template.compiled.render(variables)
         except Exception as error:  # a template can raise anything: it computes with whatever the caller passed
             raise ValueError(f"the chat template failed on these messages: {error}") from error
-        return _cut(text) if continue_final_message else text
+        return _cut(text, last) if continue_final_message else text
 
     def _choose(self, chat_template: str | None, *, has_tools: bool) -> str:
         if chat_template is not None:
@@ -144,12 +166,26 @@ class ChatTemplates:
         return source
 
 
-def _cut(text: str) -> str:
+def _mark(message: dict[str, Any]) -> str:
+    """Appends the mark to the message's text, and returns the text, or its last part."""
+    content = message["content"]
+    if not content:
+        message["content"] = _CUT_MARK if isinstance(content, str) else [{"type": "text", "text": _CUT_MARK}]
+        return ""
+    if isinstance(content, str):
+        message["content"] += _CUT_MARK
+        return content
+    text: str = content[-1]["text"]
+    content[-1]["text"] += _CUT_MARK
+    return text
+
+
+def _cut(text: str, last: str) -> str:
     mark = _CUT_MARK.rstrip()
     end = text.rfind(mark)
-    if end < 0:
+    if end < 0 or last.strip() not in text:
         raise ValueError(
-            "continue_final_message=True, but the chat template does not print the last message's content;"
+            "continue_final_message=True, but the chat template does not print the last message's content as it is;"
             " nothing can be continued with it"
         )
     return text[:end] if text.startswith(_CUT_MARK, end) else text[:end].rstrip()

@@ -4,16 +4,21 @@ Field case 19.
 """
 
 import copy
+import enum
 import json
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxinfer.tokenizers.chat import ChatTemplates
 from jaxinfer.tokenizers.messages import check_messages
 
 GOLDEN = json.loads((Path(__file__).parent / "chat_cases.json").read_text(encoding="utf-8"))
+STYLES = json.loads((Path(__file__).parents[1] / "data" / "chat_templates.json").read_text(encoding="utf-8"))
 PLAIN = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -35,6 +40,20 @@ def render(template: str, messages: Any, **options: Any) -> str:
 def test_equals_transformers(case: dict[str, Any]) -> None:
     templates = ChatTemplates({"default": case["template"]}, GOLDEN["special_tokens"])
     assert templates.render(case["messages"], **case["options"]) == case["expected"]
+
+
+@pytest.mark.parametrize("case", STYLES["cases"], ids=lambda case: case["name"])
+def test_templates_in_the_styles_of_models(case: dict[str, Any]) -> None:
+    """Made by transformers, errors too: data/make_chat_references.py."""
+    templates = ChatTemplates({"default": STYLES["templates"][case["template"]]}, STYLES["special_tokens"])
+    before = copy.deepcopy(case)
+    if "expected" in case:
+        assert templates.render(case["messages"], **case["options"]) == case["expected"]
+    else:
+        ours = "does not print the last message" if "continue_final" in case["error"] else re.escape(case["error"])
+        with pytest.raises(ValueError, match=ours):
+            templates.render(case["messages"], **case["options"])
+    assert case == before
 
 
 def test_generation_prompt_once_or_not_at_all() -> None:
@@ -129,6 +148,11 @@ def test_continuing_what_the_template_drops() -> None:
         render("{{ bos_token }}", [USER], add_generation_prompt=False, continue_final_message=True)
 
 
+def test_tools_choose_their_template() -> None:
+    templates = ChatTemplates({"default": "D", "tool_use": "T"}, {})
+    assert [templates.render([USER], tools=tools) for tools in (None, [], [{"type": "function"}])] == ["D", "T", "T"]
+
+
 def test_no_template() -> None:
     with pytest.raises(ValueError, match=r"no chat template.*chat_template="):
         ChatTemplates({}, {}).render([USER])
@@ -173,3 +197,90 @@ def test_date_and_json_for_templates() -> None:
     assert len(render("{{ strftime_now('%Y') }}", [USER])) == 4
     assert render("{{ {'a': 'é<'} | tojson }}", [USER]) == '{"a": "é<"}'
     assert render("{{ bos_token }}{{ eos_token }}|", [USER]) == "<s>|"
+
+
+LOOPING = "{% for m in messages %}<{% for part in m.content %}[{{ part.text }}]{% endfor %}>{% endfor %}"
+EITHER = (
+    "{% for m in messages %}{% set c = m['content'] %}{% if c is string %}{{ c }}{% else %}"
+    "{% for part in c | list %}[{{ part.text }}]{% endfor %}{% endif %}{% endfor %}"
+)
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}]
+
+
+@pytest.mark.parametrize(
+    ("template", "form", "of_parts", "of_text"),
+    [
+        ("{{ messages[0].content }}", "auto", "a\nb", "hi"),
+        (LOOPING, "auto", "<[a][b]>", "<[hi]>"),
+        (EITHER, "auto", "[a][b]", "hi"),
+        (EITHER, "string", "a\nb", "hi"),
+        (EITHER, "openai", "[a][b]", "[hi]"),
+        ("{% for key in messages %}{{ key.content }}{% endfor %}", "auto", "a\nb", "hi"),
+    ],
+)
+def test_content_is_what_the_template_reads(template: str, form: str, of_parts: str, of_text: str) -> None:
+    assert render(template, PARTS, content_format=form) == of_parts
+    assert render(template, [USER], content_format=form) == of_text
+
+
+def test_content_of_lists_is_empty_or_continued() -> None:
+    assert render(LOOPING, [{"role": "user", "content": None}]) == "<>"
+    go_on = {"add_generation_prompt": False, "continue_final_message": True}
+    assert render(LOOPING, [USER, {"role": "assistant", "content": None}], **go_on) == "<[hi]><["
+    assert render(LOOPING, [USER, *PARTS], **go_on) == "<[hi]><[a][b"
+    with pytest.raises(ValueError, match="chat_template_content_format='html' must be"):
+        render(PLAIN, [USER], content_format="html")
+
+
+class Role(str, enum.Enum):  # noqa: UP042 - str() of it is not its value
+    USER = "user"
+
+
+@dataclass
+class Call:
+    name: str
+    arguments: str
+
+
+class Model:
+    """Has what pydantic's models have."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.fields = fields
+
+    def model_dump(self) -> dict[str, Any]:
+        return self.fields
+
+
+def test_objects_are_read_as_data() -> None:
+    """As OpenAI's client returns messages, to be sent back."""
+    call = Model(id="1", function=Call("f", '{"a": 3}'))
+    answer = Model(role="assistant", content=None, tool_calls=[call], refusal=None)
+    assert render(CALLS, [{"role": Role.USER, "content": "hi"}, answer]) == "[hi]f:a=3;[]"
+    assert render("{{ messages[0].role }}{{ x }}{{ y }}", [{"role": Role.USER}], x=np.int64(3), y=np.bool_(False)) == (
+        "user3False"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tools": [len]}, r"tools\[0\] is of the type builtin_function_or_method"),
+        ({"tools": ["f"]}, r"tools\[0\] must be a dict, not str"),
+        ({"tools": {"type": "function"}}, "tools must be a list of dicts, not dict"),
+        ({"documents": "text"}, "documents must be a list of dicts, not str"),
+        ({"now": np.zeros(2)}, "chat_template_kwargs.now is of the type ndarray"),
+        ({"continue_final_message": "thinking"}, "continue_final_message='thinking' must be True or False"),
+    ],
+)
+def test_options_of_the_wrong_type(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        render(PLAIN, [USER], **{"add_generation_prompt": False, **options})
+
+
+def test_templates_that_never_end_or_fill_the_memory() -> None:
+    """As far as Jinja's sandbox goes: depth and lengths of ranges are bounded."""
+    recursion = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"
+    for template in (recursion, "{% for i in range(10 ** 9) %}{% endfor %}", "{{ 'a' * 10 ** 15 }}"):
+        with pytest.raises(ValueError, match="the chat template failed"):
+            render(template, [USER])
