@@ -96,6 +96,7 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Message] | None = None,
@@ -108,6 +109,7 @@ class AsyncLLM:
         options = dict(chat_template_kwargs or {})
         options |= {
             "chat_template": chat_template,
+            "chat_template_content_format": chat_template_content_format,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "tools": tools,

@@ -115,6 +115,7 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = True,
         *,
         chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Message] | None = None,
@@ -126,7 +127,9 @@ class LLM:
 
         Args:
             messages: `[{"role": ..., "content": ...}, ...]`, or a list of such lists.
-            chat_template: Jinja template in place of the model's.
+            chat_template: Jinja template in place of the model's, or the name of one of the model's.
+            chat_template_content_format: "string" joins the text parts of a message, "openai" gives the template lists
+                of parts; "auto" does what the template reads.
             add_generation_prompt: end the prompt with the header of the assistant's answer.
             continue_final_message: continue the last message instead; needs `add_generation_prompt=False`.
             tools: descriptions of functions, for templates that show them.
@@ -139,6 +142,7 @@ class LLM:
         options = dict(chat_template_kwargs or {})
         options |= {
             "chat_template": chat_template,
+            "chat_template_content_format": chat_template_content_format,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "tools": tools,

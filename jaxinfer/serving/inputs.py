@@ -7,6 +7,7 @@ from typing import Any, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
 
+from jaxinfer.tokenizers.messages import is_message
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 
 
@@ -94,15 +95,15 @@ def conversation_list(messages: Sequence[Message] | Sequence[Sequence[Message]])
         raise TypeError(f"messages={messages!r} must be a list of messages, or a list of such lists")
     if not messages:
         raise ValueError("messages=[] holds no message; give at least one")
-    if all(isinstance(item, Mapping) for item in messages):
+    if all(is_message(item) for item in messages):
         return [messages]  # type: ignore[list-item]
     for item in messages:
-        if isinstance(item, str | Mapping) or not isinstance(item, Sequence):
+        if isinstance(item, str) or is_message(item) or not isinstance(item, Sequence):
             raise TypeError(f"messages holds {item!r}; give one list of messages, or a list of such lists")
     return list(messages)  # type: ignore[arg-type]
 
 
-def render_chat(messages: Sequence[Message], tokenizer: Tokenizer | None, **options: Any) -> TokenizedPrompt:
+def render_chat(messages: Sequence[Message], tokenizer: Tokenizer | None, /, **options: Any) -> TokenizedPrompt:
     """A conversation as a prompt, through the tokenizer's chat template.
 
     Args:
@@ -112,6 +113,9 @@ def render_chat(messages: Sequence[Message], tokenizer: Tokenizer | None, **opti
         ValueError: no tokenizer, no template, or the template refuses the messages (with its own message).
     """
     tokenizer = require_tokenizer(tokenizer, "chat()")
+    for name in ("messages", "tokenize"):
+        if name in options:
+            raise ValueError(f"chat_template_kwargs holds {name!r}, which is no variable of templates; leave it out")
     text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
     assert isinstance(text, str)
     # The template writes every special token itself.

@@ -125,7 +125,6 @@ UNBUILT: Mapping[str, Unbuilt] = {
 
 
 UNBUILT_IN_CALLS: Mapping[str, Unbuilt] = {
-    "chat_template_content_format": Unbuilt(("auto", "string"), "the text parts of a message are joined"),
     "data_parallel_rank": Unbuilt((None,), _ONE_DEVICE),
     "lora_request": Unbuilt((None,), _NO_LORA),
     "mm_processor_kwargs": Unbuilt((None, {}), _TEXT_ONLY),

@@ -103,7 +103,7 @@ class ChatTemplates:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
-        content_format: str = "auto",
+        chat_template_content_format: str = "auto",
         **kwargs: Any,
     ) -> str:
         """Renders one conversation.
@@ -116,8 +116,8 @@ class ChatTemplates:
             continue_final_message: end inside the last message, so that generating goes on with it.
             tools: JSON schemas of functions the model may call.
             documents: dicts with, usually, `title` and `text`, for templates that show them.
-            content_format: "string" joins text parts to one text, "openai" gives the template lists of parts, "auto"
-                does what the template's own source asks for.
+            chat_template_content_format: "string" joins text parts to one text, "openai" gives the template lists of
+                parts, "auto" does what the template's own source asks for.
             kwargs: further variables for the template, such as `enable_thinking`.
 
         Raises:
@@ -134,7 +134,9 @@ class ChatTemplates:
         if not isinstance(continue_final_message, bool):
             raise TypeError(f"continue_final_message={continue_final_message!r} must be True or False")
         template = self._compiled(self._choose(chat_template, has_tools=tools is not None))
-        form = template.content_format if content_format == "auto" else ContentFormat.named(content_format)
+        form = template.content_format
+        if chat_template_content_format != "auto":
+            form = ContentFormat.named(chat_template_content_format)
         conversation = check_messages(messages, parts=form.lists)
         if form.only_lists:
             conversation = [in_parts(message) for message in conversation]

@@ -219,8 +219,8 @@ PARTS = [{"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}]
     ],
 )
 def test_content_is_what_the_template_reads(template: str, form: str, of_parts: str, of_text: str) -> None:
-    assert render(template, PARTS, content_format=form) == of_parts
-    assert render(template, [USER], content_format=form) == of_text
+    assert render(template, PARTS, chat_template_content_format=form) == of_parts
+    assert render(template, [USER], chat_template_content_format=form) == of_text
 
 
 def test_content_of_lists_is_empty_or_continued() -> None:
@@ -229,7 +229,7 @@ def test_content_of_lists_is_empty_or_continued() -> None:
     assert render(LOOPING, [USER, {"role": "assistant", "content": None}], **go_on) == "<[hi]><["
     assert render(LOOPING, [USER, *PARTS], **go_on) == "<[hi]><[a][b"
     with pytest.raises(ValueError, match="chat_template_content_format='html' must be"):
-        render(PLAIN, [USER], content_format="html")
+        render(PLAIN, [USER], chat_template_content_format="html")
 
 
 class Role(str, enum.Enum):  # noqa: UP042 - str() of it is not its value
