@@ -236,3 +236,9 @@ class ModelConfig:
     def windows(self) -> tuple[int | None, ...]:
         """The different windows that layers have; None is that of full attention."""
         return tuple(dict.fromkeys(kind.window for kind in self.layer_kinds))
+
+    @property
+    def widest_window(self) -> int | None:
+        """How many positions, its own included, a token sees in the layer that sees furthest; None for all of them."""
+        windows = [window for window in self.windows if window is not None]
+        return max(windows) if len(windows) == len(self.windows) else None

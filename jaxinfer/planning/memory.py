@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from jaxinfer.cache.sight import BlockSight
 from jaxinfer.config import require_positive
 from jaxinfer.models.config import ModelConfig
 
@@ -43,6 +44,12 @@ def kv_block_bytes(model: ModelConfig, block_size: int, dtype: str) -> int:
 def blocks_for(num_tokens: int, block_size: int) -> int:
     """Blocks of a pool that holds `num_tokens` tokens of one request; the padding block counts as one."""
     return -(-num_tokens // block_size) + 1
+
+
+def held_tokens(model: ModelConfig, block_size: int, num_tokens: int, chunk: int) -> int:
+    """Slots of the pool that a request of `num_tokens` tokens takes at the same time, at most: all of them, or, where
+    every layer has a window, those that a step of `chunk` tokens still sees or writes."""
+    return BlockSight(block_size, model.widest_window).most_blocks(num_tokens, chunk) * block_size
 
 
 def require_fraction(name: str, value: object) -> float:
@@ -94,7 +101,9 @@ class DeviceBudget:
         return usable - self.weight_bytes - self.activation_bytes
 
 
-def num_kv_blocks(budget: DeviceBudget, *, block_bytes: int, block_size: int, max_model_len: int) -> int:
+def num_kv_blocks(
+    budget: DeviceBudget, *, block_bytes: int, block_size: int, max_model_len: int, held: int | None = None
+) -> int:
     """Blocks of the largest pool within the budget, the padding block included.
 
     Args:
@@ -102,18 +111,21 @@ def num_kv_blocks(budget: DeviceBudget, *, block_bytes: int, block_size: int, ma
         block_bytes: of one block in all layers (`kv_block_bytes`).
         block_size: tokens in a block.
         max_model_len: longest request, in tokens; one such must fit.
+        held: slots that such a request takes at the same time (`held_tokens`); None for `max_model_len`.
 
     Raises:
         ValueError: one request of `max_model_len` tokens does not fit, with the numbers and what would help.
     """
     blocks = max(budget.kv_bytes // block_bytes, 0)
-    needed = blocks_for(max_model_len, block_size)
+    needed = blocks_for(held or max_model_len, block_size)
     if blocks < needed:
         raise ValueError(_too_small(budget, blocks, needed, block_bytes, block_size, max_model_len))
     return blocks
 
 
-def num_kv_blocks_in(kv_cache_memory_bytes: int, *, block_bytes: int, block_size: int, max_model_len: int) -> int:
+def num_kv_blocks_in(
+    kv_cache_memory_bytes: int, *, block_bytes: int, block_size: int, max_model_len: int, held: int | None = None
+) -> int:
     """Blocks of a pool of the given size, which overrides the budget; the padding block included.
 
     Raises:
@@ -122,7 +134,7 @@ def num_kv_blocks_in(kv_cache_memory_bytes: int, *, block_bytes: int, block_size
     """
     require_positive("kv_cache_memory_bytes", kv_cache_memory_bytes)
     blocks = kv_cache_memory_bytes // block_bytes
-    needed = blocks_for(max_model_len, block_size)
+    needed = blocks_for(held or max_model_len, block_size)
     if blocks < needed:
         remedies = [f"raise kv_cache_memory_bytes to at least {needed * block_bytes}"]
         remedies += _shorter(blocks, block_size)
@@ -147,7 +159,13 @@ def num_kv_blocks_override(num_blocks: int) -> int:
 
 
 def cpu_num_kv_blocks(
-    budget: DeviceBudget, *, block_bytes: int, block_size: int, max_model_len: int, max_num_seqs: int
+    budget: DeviceBudget,
+    *,
+    block_bytes: int,
+    block_size: int,
+    max_model_len: int,
+    max_num_seqs: int,
+    held: int | None = None,
 ) -> int:
     """Blocks of the default pool on the CPU.
 
@@ -157,14 +175,16 @@ def cpu_num_kv_blocks(
 
     Args:
         budget: made of `host_memory()`'s total and available bytes.
-        block_bytes, block_size, max_model_len: as in `num_kv_blocks`.
+        block_bytes, block_size, max_model_len, held: as in `num_kv_blocks`.
         max_num_seqs: requests that may run at once.
 
     Raises:
         ValueError: as in `num_kv_blocks`.
     """
-    affordable = num_kv_blocks(budget, block_bytes=block_bytes, block_size=block_size, max_model_len=max_model_len)
-    one = blocks_for(max_model_len, block_size)
+    affordable = num_kv_blocks(
+        budget, block_bytes=block_bytes, block_size=block_size, max_model_len=max_model_len, held=held
+    )
+    one = blocks_for(held or max_model_len, block_size)
     useful = max_num_seqs * (one - 1) + 1
     quick = budget.free_bytes // CPU_POOL_SHARE // block_bytes
     return max(one, min(affordable, useful, quick))

@@ -10,6 +10,7 @@ from jaxinfer.planning.memory import (
     DeviceBudget,
     blocks_for,
     cpu_num_kv_blocks,
+    held_tokens,
     kv_block_bytes,
     kv_token_bytes,
     num_kv_blocks,
@@ -161,3 +162,23 @@ def test_cpu_pool_is_what_can_be_used_but_quick_to_start():
     assert cpu_num_kv_blocks(tight, **one, max_num_seqs=8) == 601  # an eighth would be 256 blocks: too few for one
     with pytest.raises(ValueError, match="max_model_len"):
         cpu_num_kv_blocks(tight, **(BLOCK | {"max_model_len": 16 * 1024}), max_num_seqs=1)
+
+
+def test_a_sliding_window_model_needs_its_window_and_a_chunk():
+    """Mistral-7B v0.1 (window 4096) at 32k: a chunk of 2048 tokens sees 6143 positions, 385 blocks of 16 at worst."""
+    shape = {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+    shape |= {"num_attention_heads": 32, "num_key_value_heads": 8}
+    windowed = ModelConfig(**shape, sliding_window=4096)
+    mixed = ModelConfig(**shape, sliding_window=4096, window_layers=(True, False) * 16)
+    assert held_tokens(windowed, 16, 32768, 2048) == 385 * 16
+    assert held_tokens(windowed, 16, 1000, 2048) == 1008  # shorter than the window
+    assert held_tokens(mixed, 16, 32768, 2048) == 32768  # one full layer needs everything
+    held = {"max_model_len": 32768, "held": 385 * 16}
+    assert num_kv_blocks_in(386 * BLOCK["block_bytes"], **BLOCK, **held) == 386
+    with pytest.raises(ValueError, match=r"max_model_len=32768 needs 386"):
+        num_kv_blocks_in(385 * BLOCK["block_bytes"], **BLOCK, **held)
+    assert num_kv_blocks(budget(0.2), **BLOCK, **held) == 1280  # 2.5 GiB, where 2049 would be too many
+    with pytest.raises(ValueError, match=r"max_model_len to at most 20464"):
+        num_kv_blocks(budget(0.2), **BLOCK, max_model_len=32768)
+    roomy = budget(0.9, used=0)
+    assert cpu_num_kv_blocks(roomy, **BLOCK, **held, max_num_seqs=4) == 4 * 385 + 1
