@@ -1,6 +1,7 @@
 """Opening a checkpoint: everything is known and checked, nothing is loaded."""
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from jaxinfer.checkpoint.weight_map import (
     place_weights,
 )
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.families import wrapper
 from jaxinfer.models.families.family import Family
 from jaxinfer.models.registry import family_of_gguf, family_of_hf_config
 
@@ -108,16 +110,21 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _open_directory(path: Path) -> Checkpoint:
-    config = hf_directory.read_json(path / "config.json")
+    said = hf_directory.read_json(path / "config.json")
     generation_path = path / "generation_config.json"
     generation = hf_directory.read_json(generation_path) if generation_path.is_file() else {}
     try:
+        config = wrapper.text_config(said)
         family = family_of_hf_config(config)
         model_config = family.model_config(config)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path / 'config.json'}: {error}") from error
     _warn_unknown(path / "config.json", family.unknown_keys(config))
-    tensors = complete_names(family, hf_directory.read_tensors(path))
+    tensors: Mapping[str, Tensor] = hf_directory.read_tensors(path)
+    if wrapper.wrapper_of(said) is not None:
+        config["architectures"] = [family.architectures[0]]
+        tensors = _text_tensors(path, said, tensors)
+    tensors = complete_names(family, tensors)
     return Checkpoint(
         path=path,
         model_config=model_config,
@@ -129,6 +136,20 @@ def _open_directory(path: Path) -> Checkpoint:
         family=family,
         hf_config=config,
     )
+
+
+def _text_tensors(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The text model's tensors by its own names; what is left out is told once."""
+    text = {name: wrapper.text_name(name) for name in tensors}
+    left_out = Counter(wrapper.part_of(name) for name, own in text.items() if own is None)
+    parts = [f"{count} tensors of {part}" for part, count in left_out.items()]
+    settings = wrapper.unread_keys(config)
+    warnings.warn(
+        f"{path}: only the text model of {wrapper.wrapper_of(config)} is loaded. Not used: "
+        f"{', '.join(parts) or 'no tensor'}; settings {', '.join(settings) or 'none'}",
+        stacklevel=4,
+    )
+    return {own: tensors[name] for name, own in text.items() if own is not None}
 
 
 def _open_orbax(path: Path) -> Checkpoint:

@@ -21,6 +21,7 @@ from jaxinfer.models.families.qwen3 import QWEN3
 from jaxinfer.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from jaxinfer.models.families.smollm3 import SMOLLM3
 from jaxinfer.models.families.stablelm import STABLELM
+from jaxinfer.models.families.wrapper import WRAPPERS
 
 # fmt: off
 FAMILIES: tuple[Family, ...] = (
@@ -32,11 +33,13 @@ FAMILIES: tuple[Family, ...] = (
 
 def supported_architectures() -> tuple[str, ...]:
     """The names config.json's ``architectures`` may carry."""
-    return tuple(name for family in FAMILIES for name in family.architectures)
+    return (*(name for family in FAMILIES for name in family.architectures), *WRAPPERS)
 
 
 def family_of_hf_config(config: Mapping[str, Any]) -> Family:
     """Finds the family of a Hugging Face config by ``architectures``, or by ``model_type`` when that is absent.
+
+    A wrapper's config must have been through `text_config`.
 
     Raises:
         ValueError: no family loads it; the message lists the supported architectures.

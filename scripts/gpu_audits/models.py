@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.families.wrapper import text_config
 from jaxinfer.models.registry import family_of_hf_config
 from jaxinfer.planning.presets import PRESETS
 
@@ -28,5 +29,5 @@ def model_named(name: str) -> ModelConfig:
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise ValueError(f"--model {name} is neither a file nor one of {', '.join(MODELS)}")
-    config = json.loads(path.read_text())
+    config = text_config(json.loads(path.read_text()))
     return family_of_hf_config(config).model_config(config)

@@ -111,6 +111,17 @@ CASES: dict[str, dict[str, Any]] = {
     "llama_dynamic": llama_rope(rope_type="dynamic", factor=4.0) | {"max_position_embeddings": 16, "lengths": EDGES},
 }
 CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+VISION = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+VISION |= {"patch_size": 14, "image_size": 56}
+# Text models inside of models that see: config class, its text model's case, and the rest of its config.
+WRAPPED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gemma3_wrapped": ("Gemma3", "gemma3", {"vision_config": VISION, "mm_tokens_per_image": 4}),
+    "mistral3_wrapped": (
+        "Mistral3",
+        "mistral",
+        {"vision_config": VISION | {"head_dim": 16, "model_type": "pixtral"}} | {"tie_word_embeddings": False},
+    ),
+}
 
 
 def make(folder: Path, name: str, settings: dict[str, Any]) -> None:
@@ -119,6 +130,10 @@ def make(folder: Path, name: str, settings: dict[str, Any]) -> None:
     model_name, lengths = settings.pop("model"), settings.pop("lengths", (len(TOKENS),))
     config = getattr(transformers, CONFIGS.get(model_name, f"{model_name}Config"))(**settings)
     suffix = "LMHeadModel" if model_name == "GPT2" else "ForCausalLM"
+    if name in WRAPPED:
+        model_name, _, others = WRAPPED[name]
+        config = getattr(transformers, f"{model_name}Config")(text_config=config.to_dict(), **others)
+        suffix = "ForConditionalGeneration"
     model_class = getattr(transformers, model_name + suffix)
     with tempfile.TemporaryDirectory() as scratch:
         model_class(config).save_pretrained(scratch)
@@ -147,5 +162,5 @@ def make(folder: Path, name: str, settings: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    for case in sys.argv[2:] or CASES:
-        make(Path(sys.argv[1]), case, CASES[case])
+    for case in sys.argv[2:] or [*CASES, *WRAPPED]:
+        make(Path(sys.argv[1]), case, CASES[WRAPPED[case][1] if case in WRAPPED else case])

@@ -10,6 +10,8 @@ from jaxinfer.models.families.hf_config import optional, windowed_layers, window
 from jaxinfer.models.families.weights import qk_norms
 
 GLOBAL_THETA, LOCAL_THETA = 1e6, 1e4
+# Released configs leave out what is at its default, sizes too.
+DEFAULTS = {"sliding_window": 4096, "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4}
 
 
 def model_config(config: Mapping[str, Any]) -> ModelConfig:
@@ -18,7 +20,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     Raises:
         ValueError: a shape key is missing, or a setting is not supported.
     """
-    config = {"sliding_window": 4096, **config}
+    config = DEFAULTS | dict(config)
     pattern = optional(config, "sliding_window_pattern", optional(config, "_sliding_window_pattern", 6))
     local_theta = float(optional(config, "rope_local_base_freq", LOCAL_THETA))
     defaults: dict[str, Any] = {"max_positions": 131072, "theta": GLOBAL_THETA, "local_theta": local_theta}
