@@ -132,7 +132,7 @@ class AsyncLLM:
 
     async def update_params(self, params: Params) -> None:
         """Swaps the model's parameters between two steps. Requests under way go on with the new ones, over the keys
-        and values they have.
+        and values they have; the prefix cache is emptied.
 
         Raises:
             ValueError: a leaf is missing, too many, or of another shape or dtype; nothing is changed.
@@ -159,6 +159,11 @@ class AsyncLLM:
     async def is_sleeping(self) -> bool:
         """Whether weights or KV cache are missing."""
         return self._parts.sleep.is_sleeping
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Empties the prefix cache; see `LLM.reset_prefix_cache`."""
+        reset = self._parts.engine.reset_prefix_cache
+        return await asyncio.wrap_future(self._thread.call(lambda: reset(reset_running_requests)))
 
     def stats(self) -> EngineStats:
         """Counts and times since the start."""

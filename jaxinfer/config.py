@@ -28,11 +28,13 @@ class CacheConfig:
         block_size: tokens in a block (page), S.
         num_blocks: blocks in the pool, the padding sink (block 0) included; so `num_blocks - 1` can be allocated.
         dtype: of the keys and values, one of `KV_CACHE_DTYPES`, or "auto" for that of the activations.
+        enable_prefix_caching: requests find full blocks that others, or they themselves, have computed before.
     """
 
     block_size: int = 16
     num_blocks: int = 1024
     dtype: str = "auto"
+    enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         require_positive("block_size", self.block_size)

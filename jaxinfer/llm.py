@@ -161,13 +161,27 @@ class LLM:
     def update_params(self, params: Params) -> None:
         """Swaps the model's parameters; the next step uses the new ones. Arrays on the device are not copied.
 
-        Requests that are running go on with the keys and values that the old parameters made.
+        Requests that are running go on with the keys and values that the old parameters made; the prefix cache is
+        emptied, so that no later one sees them.
 
         Raises:
             ValueError: a leaf is missing, too many, or of another shape or dtype; nothing is changed.
         """
         with self._lock:
             self._parts.update_params(params)
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Empties the prefix cache (`update_params` does so by itself).
+
+        Args:
+            reset_running_requests: also while requests run, which then compute all their tokens again; their outputs
+                stay what they are.
+
+        Returns:
+            Whether it is empty now. While requests run that hold blocks of it nothing is changed, as in vLLM.
+        """
+        with self._lock:
+            return self._parts.engine.reset_prefix_cache(reset_running_requests)
 
     def sleep(self, level: int = 1) -> None:
         """Gives the engine's device memory back to the process, for a training step, say; `wake_up` takes it again

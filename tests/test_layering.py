@@ -17,7 +17,7 @@ ALLOWED = {
     "foundation": {"models.config"},
     "tokenizers": {"checkpoint.gguf"},  # the file reader: a GGUF file has its tokenizer inside
     "cache": {"foundation", "models.config", "pallas_kernels"},
-    "engine": {"foundation", "models.config", "cache.block_manager", "tokenizers"},
+    "engine": {"foundation", "models.config", "cache.block_manager", "cache.prefix_cache", "tokenizers"},
     "sampling": {"foundation", "engine"},
     "models": {"foundation", "pallas_kernels"},
     "checkpoint": {"foundation", "models", "tokenizers"},
@@ -29,10 +29,26 @@ ALLOWED = {
     "front": {"foundation", "models.config", "engine", "startup", "serving", "tokenizers"},
     "openai": {"foundation", "engine", "tokenizers", "serving"},
     "bench": {"foundation", "engine", "serving"},
+    "evaluation": {
+        "foundation",
+        "models",
+        "cache",
+        "engine",
+        "runner",
+        "checkpoint",
+        "planning",
+        "tokenizers",
+        "serving",
+    }
+    | {"startup"},
     "cli": {"foundation", "models", "engine", "runner", "checkpoint", "planning", "tokenizers", "startup", "serving"}
-    | {"front", "openai", "bench"},
+    | {"front", "openai", "bench", "evaluation"},
 }
-HOST_ONLY = [*sorted((ROOT / "jaxinfer/engine").glob("*.py")), ROOT / "jaxinfer/cache/block_manager.py"]
+HOST_ONLY = [
+    *sorted((ROOT / "jaxinfer/engine").glob("*.py")),
+    ROOT / "jaxinfer/cache/block_manager.py",
+    ROOT / "jaxinfer/cache/prefix_cache.py",
+]
 
 
 def source_files() -> list[Path]:

@@ -1,5 +1,6 @@
 """The engine: requests go in, steps run, outputs come out. Host only; the device side is a Runner it is handed."""
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +18,8 @@ from jaxinfer.engine.scheduler import Scheduler
 from jaxinfer.engine.stats import EngineStats, StepClock
 from jaxinfer.engine.stopping import check_stop
 from jaxinfer.tokenizers.tokenizer import Tokenizer
+
+logger = logging.getLogger("jaxinfer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class Engine:
         prompt: str | None = None,
         priority: int = 0,
         arrival_time: float | None = None,
+        cache_salt: str | None = None,
     ) -> None:
         """Queues a request.
 
@@ -84,6 +88,8 @@ class Engine:
             prompt: the prompt's text, handed through to the outputs.
             priority: lower runs first under the "priority" policy.
             arrival_time: on the engine's clock; None means now.
+            cache_salt: only requests with the same one share keys and values through the prefix cache; how long a
+                prompt takes tells nothing about prompts under other salts.
 
         Raises:
             ValueError: this request is refused; the others are unaffected.
@@ -93,16 +99,59 @@ class Engine:
         """
         self.check_alive()
         self._check_awake()
+        requests = self._new_requests(request_id, prompt_token_ids, params, priority, arrival_time, cache_salt)
+        self.scheduler.add(requests[0], requests[1:])
+        self._outputs.add(request_id, prompt, requests)
+
+    def fork(self, request_id: str, new_request_id: str, params: SamplingParams, *, index: int = 0) -> None:
+        """Queues a request that goes on from where another one is now: its prompt is the other's prompt with all that
+        the other has generated so far. The two share keys and values; of what both have, at most one token is computed
+        again, if a slot is free now.
+
+        Args:
+            request_id: an unfinished request, which goes on as if nothing had happened.
+            new_request_id: unique among unfinished requests.
+            params: of the new request, `max_tokens` and the like counted from here on.
+            index: which of the other's samples it continues.
+
+        Raises:
+            ValueError: no such request or sample is unfinished; or as for `add_request`.
+            TypeError, EngineDeadError: as for `add_request`.
+        """
+        self.check_alive()
+        self._check_awake()
+        source = self._outputs.request(request_id, index)
+        if source is None:
+            raise ValueError(f"request_id={request_id!r} has no unfinished sample {index} that could be forked")
+        tokens = source.token_ids(0, source.num_known_tokens)
+        requests = self._new_requests(new_request_id, tokens, params, source.priority, None, source.cache_salt)
+        self.scheduler.fork(source, requests[0], requests[1:])
+        self._outputs.add(new_request_id, None, requests)
+
+    def _new_requests(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        priority: int,
+        arrival_time: float | None,
+        cache_salt: str | None,
+    ) -> list[Request]:
+        """The checked requests of one prompt, whose ids nobody has."""
         if not isinstance(request_id, str):
             raise TypeError(f"request_id={request_id!r} must be a str")
-        arrival = self._clock() if arrival_time is None else arrival_time
-        requests = self._intake.requests(request_id, prompt_token_ids, params, priority=priority, arrival_time=arrival)
+        requests = self._intake.requests(
+            request_id,
+            prompt_token_ids,
+            params,
+            priority=priority,
+            arrival_time=self._clock() if arrival_time is None else arrival_time,
+            cache_salt=cache_salt,
+        )
         for used in (request_id, *(request.request_id for request in requests)):
             if used in self._outputs:
                 raise ValueError(f"request_id={used!r} is in use by an unfinished request; choose another")
-        for request in requests:
-            self.scheduler.add(request)
-        self._outputs.add(request_id, prompt, requests)
+        return requests
 
     def abort(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
         """Ends requests at once with finish_reason "abort" and frees what they hold. Ids that are unknown or finished
@@ -117,6 +166,30 @@ class Engine:
                 self.scheduler.finish(request, "abort")
                 self._outputs.finish(request, now)
         return self._outputs.take_outputs()
+
+    def forget_prefixes(self) -> None:
+        """Empties the prefix cache, to be called when the parameters have changed. Requests that run go on with the
+        keys and values they have, and nothing they compute is shared with others."""
+        self.scheduler.forget_prefixes()
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Empties the prefix cache, unless requests hold blocks of the pool; then nothing changes and a warning is
+        logged. A request whose blocks were taken (preempted) and that waits holds none.
+
+        Args:
+            reset_running_requests: take the blocks of those that run; they compute all their tokens again, which does
+                not change their outputs.
+
+        Returns:
+            Whether the cache is empty now.
+        """
+        done = self.scheduler.reset_prefix_cache(reset_running_requests)
+        if not done:
+            logger.warning(
+                "the prefix cache was not reset: %d requests are running and hold blocks of it",
+                self.scheduler.num_running,
+            )
+        return done
 
     def has_unfinished_requests(self) -> bool:
         return len(self._outputs) > 0
@@ -220,6 +293,8 @@ class Engine:
             num_computed_tokens=scheduled.num_tokens,
             num_generated_tokens=times.num_generated_tokens,
             num_preemptions=scheduled.num_preemptions,
+            num_prefix_queries=scheduled.num_prefix_queries,
+            num_prefix_hits=scheduled.num_prefix_hits,
             num_compiled=self.runner.num_compiled,
             busy_seconds=times.busy,
             device_seconds=times.device,

@@ -35,18 +35,21 @@ class Intake:
         *,
         priority: int,
         arrival_time: float,
+        cache_salt: str | None = None,
     ) -> list[Request]:
         """The requests of one prompt, one for each of the `n` samples.
 
         Raises:
             ValueError: the prompt is empty, too long for the model, or has ids outside the vocabulary; a
-                parameter does not fit the model; `priority` is given although nothing looks at it.
+                parameter does not fit the model; `priority` is given although nothing looks at it; `cache_salt`
+                is empty.
             TypeError: something has the wrong type.
         """
         if not isinstance(params, SamplingParams):
             raise TypeError(f"params must be SamplingParams, not {type(params).__name__}")
         prompt = self._check_prompt(prompt_token_ids)
         self._check_priority(priority)
+        _check_salt(cache_salt)
         eos_token_ids = frozenset() if params.ignore_eos else self._eos_token_ids
         params = self._check_params(params, eos_token_ids)
         longest = self._config.scheduler.max_model_len
@@ -65,6 +68,7 @@ class Intake:
                 seed=seed,
                 child_index=index,
                 priority=priority,
+                cache_salt=cache_salt,
             )
             for index in range(params.n)
         ]
@@ -102,3 +106,10 @@ class Intake:
             params = params.with_bad_words(self._tokenizer)
         params.check_model(self._vocab_size, self._config.runner.max_logprobs, eos_token_ids)
         return params
+
+
+def _check_salt(cache_salt: str | None) -> None:
+    if cache_salt is not None and not isinstance(cache_salt, str):
+        raise TypeError(f"cache_salt={cache_salt!r} must be a str or None")
+    if cache_salt == "":
+        raise ValueError("cache_salt='' keeps nobody apart; give a non-empty str, or None to share with all")

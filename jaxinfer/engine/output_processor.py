@@ -74,6 +74,13 @@ class OutputProcessor:
         group = self._groups.get(request_id)
         return [] if group is None else [sample.request for sample in group.samples if not sample.is_done]
 
+    def request(self, request_id: str, index: int) -> Request | None:
+        """One sample of a request, None when there is no such sample or it has ended."""
+        group = self._groups.get(request_id)
+        if group is None or not 0 <= index < len(group.samples) or group.samples[index].is_done:
+            return None
+        return group.samples[index].request
+
     def unfinished_requests(self) -> list[Request]:
         """All samples that have not ended."""
         return list(self._members)
@@ -147,6 +154,7 @@ class OutputProcessor:
             scored = None
         elif delta:
             group.prompt_logprobs = None
+        group.metrics.num_cached_tokens = group.samples[0].request.num_cached_tokens
         return RequestOutput(
             request_id=group.request_id,
             prompt=group.prompt,

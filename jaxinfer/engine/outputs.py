@@ -33,7 +33,8 @@ class RequestMetrics:
         first_token_time: its first token reached the host.
         last_token_time: its latest token reached the host.
         finished_time: it ended.
-        num_cached_tokens: prompt tokens whose K and V were in the cache already.
+        num_cached_tokens: prompt tokens whose keys and values were in the cache when they were to be computed for the
+            first time; of several samples, those of the first.
         num_generation_tokens: tokens generated, over all `n` samples.
     """
 
@@ -100,7 +101,7 @@ class RequestOutput:
         outputs: the samples by index; under DELTA those with news.
         finished: every sample has ended.
         metrics: times of the request, the same object in all its outputs.
-        num_cached_tokens: prompt tokens that were not computed again.
+        num_cached_tokens: prompt tokens that the prefix cache had.
         error: why the request, or one of its samples, ended with finish_reason "error".
 
     `lora_request`, `encoder_prompt`, `encoder_prompt_token_ids` and `kv_transfer_params` are None, as are

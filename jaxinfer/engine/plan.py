@@ -32,10 +32,17 @@ class ScheduledRow:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: rows in execution order, decodes before prefill chunks."""
+    """One step: rows in execution order, decodes before prefill chunks.
+
+    Attributes:
+        rows: what is computed.
+        num_tokens: tokens of all rows.
+        copies: blocks (source, target) that are copied in this order before the step writes anything.
+    """
 
     rows: tuple[ScheduledRow, ...]
     num_tokens: int
+    copies: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

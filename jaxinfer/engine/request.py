@@ -1,6 +1,7 @@
 """A request: its tokens, its counters, its place in the pool."""
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jaxinfer.engine.sampling_params import SamplingParams
@@ -31,11 +32,19 @@ class Request:
         seed: 64-bit key of the request's randomness: `params.seed`, or drawn by the engine.
         child_index: which of the `n` samples of one prompt this is.
         priority: lower runs first under the "priority" policy.
+        cache_salt: only requests with the same salt find each other's blocks in the prefix cache.
+        is_synchronous: the host changes its tokens between two steps (beam search), so no step may run ahead of it.
         output_token_ids: tokens drawn and committed.
         num_computed_tokens: tokens whose K and V are in the pool or will be after the steps in flight.
         num_inflight: drawn tokens the host has not seen: 0 or 1, and 2 between scheduling a step and committing the one
             before it. The token a step draws counts as soon as the step is scheduled.
-        block_ids: the request's block table.
+        block_ids: the request's block table. Others may own the same blocks; who writes has one of its own.
+        block_keys: keys of its first full blocks in the prefix cache, as many as were needed so far.
+        num_published: its first full blocks that the cache knows, or need not know.
+        is_findable: what it computes may be put into the prefix cache.
+        num_cached_tokens: prompt tokens that were in the pool already when it was to compute them for the first time.
+        siblings: all samples of its prompt, itself included; empty when it is alone.
+        followers: siblings that wait until it has computed the prompt.
         slot: row of the per-request device state while running, else -1.
         order: place among all requests, set by the scheduler; the smaller goes first.
         admission: counts admissions (above 1 after a preemption); device state of an earlier one is stale.
@@ -53,10 +62,18 @@ class Request:
     seed: int = 0
     child_index: int = 0
     priority: int = 0
+    cache_salt: str | None = None
+    is_synchronous: bool = False
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_inflight: int = 0
     block_ids: list[int] = field(default_factory=list)
+    block_keys: list[bytes] = field(default_factory=list)
+    num_published: int = 0
+    is_findable: bool = True
+    num_cached_tokens: int = 0
+    siblings: Sequence["Request"] = ()
+    followers: list["Request"] = field(default_factory=list)
     slot: int = -1
     order: tuple[int, float, int] = (0, 0.0, 0)
     admission: int = 0
@@ -70,6 +87,11 @@ class Request:
         return len(self.prompt_token_ids)
 
     @property
+    def num_known_tokens(self) -> int:
+        """Prompt plus committed output."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
     def num_output_tokens(self) -> int:
         """Tokens drawn so far, the one still on the device included."""
         return len(self.output_token_ids) + self.num_inflight
@@ -80,8 +102,39 @@ class Request:
         return len(self.prompt_token_ids) + self.num_output_tokens
 
     @property
+    def reads_cache(self) -> bool:
+        """It may take blocks from the prefix cache; by default not if its prompt is scored, which needs every logit."""
+        skips = self.params.skip_reading_prefix_cache
+        return not (self.params.prompt_logprobs is not None if skips is None else skips)
+
+    @property
     def is_finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
+
+    def twin(
+        self, request_id: str, *, output_token_ids: Sequence[int] | None = None, child_index: int | None = None
+    ) -> "Request":
+        """A new request like this one, for `Scheduler.fork`: the same prompt, parameters, limits, seed and arrival.
+
+        Args:
+            request_id: of the twin.
+            output_token_ids: its committed output; None takes this one's.
+            child_index: which random draws it makes; None takes this one's, and so the same draws.
+        """
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=self.prompt_token_ids,
+            params=self.params,
+            arrival_time=self.arrival_time,
+            max_total_tokens=self.max_total_tokens,
+            eos_token_ids=self.eos_token_ids,
+            seed=self.seed,
+            child_index=self.child_index if child_index is None else child_index,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            is_synchronous=self.is_synchronous,
+            output_token_ids=list(self.output_token_ids if output_token_ids is None else output_token_ids),
+        )
 
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Known tokens at positions `start .. stop - 1` (prompt, then committed output)."""

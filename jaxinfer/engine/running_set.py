@@ -61,5 +61,5 @@ class RunningSet:
 
 
 def _needs_host_tokens(request: Request) -> bool:
-    """Bad words of several tokens are matched on the host."""
-    return any(len(word) > 1 for word in request.params.bad_words_token_ids)
+    """Bad words of several tokens are matched on the host, and some requests' tokens are chosen there."""
+    return request.is_synchronous or any(len(word) > 1 for word in request.params.bad_words_token_ids)

@@ -60,6 +60,8 @@ class SamplingParams:
         logit_bias: added to the logits of these ids, clamped to [-100, 100].
         allowed_token_ids: only these ids may be generated.
         bad_words: words that must not appear, whether they start the text or follow a space.
+        skip_reading_prefix_cache: compute the whole prompt even where the prefix cache has it; None does so only with
+            `prompt_logprobs`, which need all of its logits (and False is refused then).
 
     The remaining fields are vLLM's for features that are not built; they are refused unless left at their default.
 
@@ -93,6 +95,7 @@ class SamplingParams:
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: Sequence[str] = ()
+    skip_reading_prefix_cache: bool | None = None
     prompt_logprob_token_ids: Any = None
     prompt_logprob_start: Any = None
     logprob_token_ids: Any = None
@@ -100,7 +103,6 @@ class SamplingParams:
     skip_clone: Any = False
     structured_outputs: Any = None
     extra_args: Any = None
-    skip_reading_prefix_cache: Any = None
     thinking_token_budget: Any = None
     repetition_detection: Any = None
     routed_experts_prompt_start: Any = 0
@@ -134,6 +136,14 @@ class SamplingParams:
         for name in _FLAG_FIELDS:
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r} must be True or False")
+        skip = self.skip_reading_prefix_cache
+        if skip is not None and not isinstance(skip, bool):
+            raise TypeError(f"skip_reading_prefix_cache={skip!r} must be True, False or None")
+        if skip is False and self.prompt_logprobs is not None:
+            raise ValueError(
+                "skip_reading_prefix_cache=False contradicts prompt_logprobs, which need the logits of the whole "
+                "prompt; leave it at None"
+            )
         if not isinstance(self.output_kind, RequestOutputKind):
             raise TypeError(f"output_kind={self.output_kind!r} must be a RequestOutputKind")
 

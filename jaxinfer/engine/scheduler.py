@@ -1,13 +1,15 @@
 """The scheduler: which requests compute how many tokens in the next step, and what their results mean."""
 
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxinfer.cache.block_manager import BlockManager
 from jaxinfer.config import CacheConfig, SchedulerConfig
 from jaxinfer.engine.chunk_draft import ChunkDraft
 from jaxinfer.engine.kv_waste import KVWaste
-from jaxinfer.engine.plan import RowResult, StepPlan, StepResult
+from jaxinfer.engine.plan import RowResult, ScheduledRow, StepPlan, StepResult
+from jaxinfer.engine.prefix_reuse import PrefixReuse
 from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.running_set import RunningSet
 from jaxinfer.engine.scheduler_stats import SchedulerStats
@@ -32,19 +34,23 @@ class Scheduler:
 
     A request's life:
 
-    1. `add` puts it into the waiting queue, at its place in the order.
+    1. `add` puts it into the waiting queue, at its place in the order. Of several samples of one prompt only the first
+       does not wait until the prompt has been computed.
     2. It is admitted when it is the first there, a slot is free, and so are blocks for all its tokens and for one
        block of growth of everybody running: it gets a slot, its admission count goes up, and its first chunk is
-       scheduled.
+       scheduled. What the prefix cache has of it, or a sibling that runs, it does not compute (`PrefixReuse`).
     3. Each step it is scheduled in moves `num_computed_tokens` at once, and blocks are appended as needed. A row that
        reaches the last token draws the next one, which counts in `num_inflight`.
+       A block that others own too is copied before the request writes to it.
     4. `schedule` may be called while one step is uncommitted. A request whose last token is in flight is scheduled on
        top of it (`token_on_device`), unless that token is certain to be its last.
     5. `commit` appends the drawn token. The caller then looks whether it ends the request and calls `finish`.
     6. A running request that finds no free block takes those of the worst running one, which loses everything but its
        tokens and waits in its old place; a token it has in flight is still appended by its commit, and by the time it
        can be admitted again the host knows all its tokens. A request never takes from a better one: the worst keeps
-       its blocks and sits the step out. The best can take from all others, so every step makes progress.
+       its blocks and sits the step out. The best can take from all others, so every step makes progress. Blocks that
+       others share stay theirs, and full ones stay in the prefix cache until they are needed: when it is admitted
+       again it finds what is left of them, its own output included.
     7. `finish` and `abort`, at any moment, free slot and blocks at once. Blocks and slot may be handed out again while
        a step with the old owner is in flight: the device runs steps in order.
     8. Rows of finished requests in a step still in flight are dropped when it is committed.
@@ -59,6 +65,7 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, cache: CacheConfig) -> None:
         self.block_manager = BlockManager(cache)
+        self._reuse = PrefixReuse(self.block_manager, cache.enable_prefix_caching)
         self._config = config
         self._block_size = cache.block_size
         self._capacity = self.block_manager.num_blocks * cache.block_size
@@ -69,8 +76,9 @@ class Scheduler:
         self._running = RunningSet(config.max_num_seqs)
         self._uncommitted: deque[_Uncommitted] = deque()
         self._waste = KVWaste()
+        self._leaders: dict[Request, Request] = {}
         self._num_added = 0
-        self._num_cached_tokens = 0
+        self._num_stored_tokens = 0
         self._num_steps = 0
         self._num_tokens = 0
         self._num_preemptions = 0
@@ -81,7 +89,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._leaders)
 
     @property
     def has_unfinished(self) -> bool:
@@ -103,6 +111,8 @@ class Scheduler:
             num_steps=self._num_steps,
             num_tokens=self._num_tokens,
             num_preemptions=self._num_preemptions,
+            num_prefix_queries=self._reuse.num_queries,
+            num_prefix_hits=self._reuse.num_hits,
             kv_waste_mean=self._waste.mean,
             kv_waste_worst=self._waste.worst,
         )
@@ -121,28 +131,76 @@ class Scheduler:
                 "the pool larger (num_gpu_blocks_override, kv_cache_memory_bytes or gpu_memory_utilization)"
             )
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, followers: Sequence[Request] = ()) -> None:
         """Puts a new request into the waiting queue.
+
+        Args:
+            request: the request.
+            followers: further samples of its prompt, with keys of their own. They are scheduled when `request` has
+                computed the prompt, or the next of them if it ends before, and share its blocks.
 
         Raises:
             ValueError: the prompt does not fit the pool or leaves no room for a token, or the id is in use.
         """
-        num_prompt = request.num_prompt_tokens
-        self.check_fits(num_prompt)
-        if request.request_id in self._requests:
-            raise ValueError(f"request_id={request.request_id!r} belongs to an unfinished request; use another")
-        if not 0 < num_prompt < request.max_total_tokens:
-            raise ValueError(
-                f"a prompt of {num_prompt} tokens must have at least 1 and fewer than "
-                f"max_total_tokens={request.max_total_tokens}; change the prompt or raise max_model_len"
-            )
-        # The token drawn last is never computed and needs no slot.
-        request.max_total_tokens = min(request.max_total_tokens, self._capacity + 1)
-        priority = request.priority if self._config.policy == "priority" else 0
-        request.order = (priority, request.arrival_time, self._num_added)
-        self._num_added += 1
-        self._requests[request.request_id] = request
+        self._register(request, followers)
         self._waiting.push(request)
+
+    def fork(self, source: Request, request: Request, followers: Sequence[Request] = ()) -> Request:
+        """Adds a request that begins with the source's tokens: it shares the source's blocks as far as both have the
+        same tokens, at once if the source runs and a slot is free; else it waits for its turn like any other, and
+        shares what the prefix cache has then. A shared block that is not full is copied before one of them writes.
+
+        May be called whenever no `schedule` is under way, also while the source has tokens in flight: these are not
+        the new request's, which draws its own.
+
+        Args:
+            source: an unfinished request.
+            request: a new one, such as `source.twin(...)`; of its tokens at least one is computed.
+            followers: as for `add`.
+
+        Returns:
+            `request`.
+
+        Raises:
+            ValueError: the source has finished; or as for `add`.
+        """
+        if source.is_finished:
+            raise ValueError(f"request_id={source.request_id!r} has finished; only unfinished requests can be forked")
+        num_common = _num_common(source, request)
+        if request.cache_salt == source.cache_salt:
+            request.block_keys = source.block_keys[: num_common // self._block_size]
+        self._register(request, followers)
+        num_shared = min(source.num_computed_tokens, num_common, request.num_known_tokens - 1)
+        if source.status is RequestStatus.RUNNING and self._running.num_free_slots and num_shared > 0:
+            self._running.add(request)
+            self._reuse.adopt(request, source, num_shared)
+            self._note_admission(request)
+        else:
+            self._waiting.push(request)
+        return request
+
+    def forget_prefixes(self) -> None:
+        """Empties the prefix cache and keeps what running requests compute out of it: they go on with keys and values
+        of older parameters, and nobody else is to see those."""
+        self.block_manager.forget_all()
+        for request in self._running:
+            request.is_findable = False
+
+    def reset_prefix_cache(self, preempt: bool = False) -> bool:
+        """Empties the prefix cache, unless requests own blocks.
+
+        Args:
+            preempt: take the blocks of those that run; they compute their tokens again.
+
+        Returns:
+            Whether it is empty now; nothing has changed when not.
+        """
+        if preempt:
+            self.preempt_all()
+        if self.block_manager.num_used_blocks:
+            return False
+        self.block_manager.forget_all()
+        return True
 
     def abort(self, request_id: str) -> Request | None:
         """Finishes a request with "abort"; None when no unfinished request has this id."""
@@ -163,21 +221,26 @@ class Scheduler:
         """
         if request.is_finished:
             return
-        was_running = request.status is RequestStatus.RUNNING
-        if was_running:
+        waited = request.status is not RequestStatus.RUNNING
+        if not waited:
             self._release(request)
         request.status = RequestStatus.FINISHED
-        if not was_running:
+        if (leader := self._leaders.pop(request, None)) is not None:
+            leader.followers.remove(request)
+        elif waited:
             self._waiting.note_finished()
+        if request.followers:
+            self._pass_on(request)
         request.num_inflight = 0
         request.finish_reason, request.stop_reason, request.error = reason, stop_reason, error
         del self._requests[request.request_id]
 
     def preempt_all(self) -> None:
-        """Takes slots and blocks from every running request; they wait in their old places. Every step is to be
-        committed before."""
+        """Takes slots and blocks from every running request and empties the prefix cache: nothing in the pool is
+        needed any more. The requests wait in their old places."""
         while self._running:
             self._preempt(self._running.worst)
+        self.block_manager.forget_all()
 
     def schedule(self) -> StepPlan | None:
         """Plans the next step and moves the counters as if it were done. The plan is to be executed before anything
@@ -198,13 +261,16 @@ class Scheduler:
         rows = decode_rows(decodes) + chunk_rows(placed)
         if not rows:
             return None
+        for request in decodes:
+            self._reuse.publish(request, request.num_computed_tokens)
+        if self._leaders:
+            self._release_followers(rows)
         num_tokens = len(decodes) + sum(share for _, share in placed)
         self._num_steps += 1
         self._num_tokens += num_tokens
-        self._num_cached_tokens += num_tokens
-        plan = StepPlan(tuple(rows), num_tokens)
-        num_slots = self.block_manager.num_used_blocks * self._block_size
-        self._uncommitted.append(_Uncommitted(plan, num_slots, self._num_cached_tokens))
+        self._num_stored_tokens += num_tokens
+        plan = StepPlan(tuple(rows), num_tokens, self.block_manager.take_copies())
+        self._uncommitted.append(_Uncommitted(plan, *self._slots_and_tokens()))
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[tuple[Request, RowResult]]:
@@ -230,14 +296,52 @@ class Scheduler:
                 request.num_inflight -= 1
                 if row_result.finite:
                     request.output_token_ids.append(_drawn_token(row_result))
+                    self._reuse.publish(request, request.num_computed_tokens)
+            if not row_result.finite:
+                self._reuse.withdraw(request)
             accepted.append((request, row_result))
         done = self._uncommitted.popleft()
         self._waste.record(done.num_slots, done.num_tokens, result.device_seconds)
         return accepted
 
+    def _slots_and_tokens(self) -> tuple[int, int]:
+        """Allocated KV slots, and how many of them are filled after this step; what is shared counts once."""
+        manager, size = self.block_manager, self._block_size
+        num_slots = manager.num_used_blocks * size
+        # Only ends of tables are empty, and a shared end is copied before anybody writes to it.
+        num_empty = manager.num_table_entries * size - self._num_stored_tokens
+        return num_slots, max(0, num_slots - num_empty)
+
+    def _register(self, request: Request, followers: Sequence[Request]) -> None:
+        """Checks a new request, hashes its tokens and gives it and its followers their places in the order."""
+        group = (request, *followers)
+        num_known = request.num_known_tokens
+        self.check_fits(num_known)
+        for member in group:
+            if member.request_id in self._requests:
+                raise ValueError(f"request_id={member.request_id!r} belongs to an unfinished request; use another")
+        if not 0 < num_known < request.max_total_tokens:
+            raise ValueError(
+                f"a prompt of {num_known} tokens must have at least 1 and fewer than "
+                f"max_total_tokens={request.max_total_tokens}; change the prompt or raise max_model_len"
+            )
+        self._reuse.arrive(request)
+        for member in group:
+            # The token drawn last is never computed and needs no slot.
+            member.max_total_tokens = min(member.max_total_tokens, self._capacity + 1)
+            priority = member.priority if self._config.policy == "priority" else 0
+            member.order = (priority, member.arrival_time, self._num_added)
+            self._num_added += 1
+            self._requests[member.request_id] = member
+            if followers:
+                member.siblings = group
+                member.block_keys = request.block_keys.copy()
+        request.followers += followers
+        self._leaders.update((follower, request) for follower in followers)
+
     def _choose_decodes(self) -> tuple[list[Request], list[Request]]:
         """Running requests that get their one missing token, blocks for it included, and those that lack more."""
-        block_size = self._block_size
+        block_size, num_refs, cached = self._block_size, self.block_manager.num_refs, self.block_manager.cache.keys
         decodes: list[Request] = []
         prefills: list[Request] = []
         for request in self._running:
@@ -245,8 +349,12 @@ class Scheduler:
             if num_tokens >= request.max_total_tokens:
                 continue  # its last token is in flight
             if num_tokens - request.num_computed_tokens > 1:
+                self._advance(request)
                 prefills.append(request)
-            elif num_tokens <= len(request.block_ids) * block_size or self._grow(request, num_tokens, decodes):
+                continue
+            blocks = request.block_ids
+            fits = num_tokens <= len(blocks) * block_size and num_refs[blocks[-1]] == 1 and blocks[-1] not in cached
+            if fits or self._grow(request, num_tokens, decodes):
                 decodes.append(request)
         return decodes, prefills
 
@@ -263,32 +371,47 @@ class Scheduler:
         return draft.chunks(num_decodes, config.token_buckets)
 
     def _offer_waiting(self, draft: ChunkDraft) -> None:
-        """Moves requests from the head of the waiting queue into the draft while they are admissible."""
-        room = self.block_manager.num_free_blocks - sum(map(self._blocks_ahead, self._running))
-        while draft.spare_rows and draft.tokens_left and (head := self._waiting.peek()) is not None:
-            room -= self._blocks_ahead(head)
-            if room < 0 or head.num_inflight:
+        """Moves requests from the head of the waiting queue into the draft while they are admissible. They own what
+        they reuse from now on, so that nobody else is given these blocks."""
+        manager = self.block_manager
+        room = manager.num_free_blocks - sum(map(self._blocks_ahead, self._running))
+        # Who waits for a running sibling's prompt comes before all that wait in the queue.
+        slots = self._running.num_free_slots - sum(len(request.followers) for request in self._running)
+        while room > 0 and slots > 0 and draft.tokens_left and (head := self._waiting.peek()) is not None:
+            if head.num_inflight or not draft.spare_rows:
+                break
+            num_free = manager.num_free_blocks
+            self._reuse.advance(head)
+            self._reuse.adopt_prompt(head)
+            room -= num_free - manager.num_free_blocks + self._blocks_ahead(head)
+            if room < 0:
+                self._let_go(head)
                 break
             self._waiting.pop()
             draft.spare_rows -= 1
-            if not draft.offer(head, is_last=not self._waiting or not draft.spare_rows):
+            slots -= 1 + len(head.followers)
+            if not draft.offer(head, is_last=not self._waiting or not draft.spare_rows or slots <= 0):
                 break
 
     def _blocks_ahead(self, request: Request) -> int:
         """Blocks that the request lacks for its tokens and for one block of growth, as far as it can grow."""
+        manager = self.block_manager
         horizon = min(request.num_tokens + self._block_size, request.max_total_tokens - 1)
-        return max(0, self.block_manager.blocks_for(horizon) - len(request.block_ids))
+        missing = max(0, manager.blocks_for(horizon) - len(request.block_ids))
+        return missing + manager.shares_block(request, request.num_computed_tokens)
 
     def _grow_chunks(self, chunks: list[tuple[Request, int]], decodes: list[Request]) -> list[tuple[Request, int]]:
         """Blocks for running requests' chunks; a chunk shrinks to the free blocks before anybody is preempted."""
-        placed = []
+        manager, placed = self.block_manager, []
         for request, share in chunks:
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted by a better one of this loop
+            self._advance(request)
             start = request.num_computed_tokens
-            room = (len(request.block_ids) + self.block_manager.num_free_blocks) * self._block_size - start
-            share = min(share, max(room, 1))
+            blocks = len(request.block_ids) + manager.num_free_blocks - manager.shares_block(request, start)
+            share = min(share, max(blocks * self._block_size - start, 1), request.num_tokens - start)
             if share and self._grow(request, start + share, decodes):
+                self._reuse.publish(request, start + share)
                 placed.append((request, share))
         return placed
 
@@ -297,21 +420,55 @@ class Scheduler:
         placed: list[tuple[Request, int]] = []
         for index, (request, share) in enumerate(chunks):
             if not share or index > len(placed):
+                self._let_go(request)
                 self._waiting.push(request)
                 continue
+            # Again, since those before it in this step may have begun with the same tokens.
+            self._reuse.advance(request)
             self._running.add(request)
-            if not self.block_manager.allocate(request, share):
+            self._note_admission(request)
+            start = request.num_computed_tokens
+            share = min(share, request.num_tokens - start)
+            if not self.block_manager.allocate_writable(request, start, start + share):
                 raise RuntimeError(f"request {request.request_id!r} was admitted without free blocks")
+            self._reuse.publish(request, start + share)
             placed.append((request, share))
         return placed
 
+    def _note_admission(self, request: Request) -> None:
+        """Counts what a request that got a slot has in the pool already."""
+        self._reuse.admitted(request)
+        self._num_stored_tokens += request.num_computed_tokens
+
+    def _advance(self, request: Request) -> None:
+        self._num_stored_tokens += self._reuse.advance_running(request)
+
+    def _release_followers(self, rows: Sequence[ScheduledRow]) -> None:
+        """Lets the siblings of requests whose prompts are computed by these rows into the waiting queue."""
+        for row in rows:
+            if row.samples and row.request.followers:
+                for follower in row.request.followers:
+                    del self._leaders[follower]
+                    self._waiting.push(follower)
+                row.request.followers = []
+
+    def _pass_on(self, request: Request) -> None:
+        """The first follower of a request that ended before its prompt was computed leads the others."""
+        leader, *others = request.followers
+        request.followers = []
+        del self._leaders[leader]
+        leader.followers = others
+        self._leaders.update((follower, leader) for follower in others)
+        self._waiting.push(leader)
+
     def _grow(self, request: Request, num_tokens: int, decodes: list[Request]) -> bool:
-        """Gives a running request blocks for `num_tokens` tokens, taken from worse requests when too few are free.
+        """Gives a running request blocks that it may write to up to `num_tokens` tokens, taken from worse requests
+        when too few are free.
 
         Args:
             decodes: requests chosen for this step, best first; those that lose their blocks are taken out.
         """
-        while not self.block_manager.allocate(request, num_tokens):
+        while not self.block_manager.allocate_writable(request, request.num_computed_tokens, num_tokens):
             worst = self._running.worst
             if worst is request:
                 return False
@@ -323,18 +480,36 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         self._release(request)
         request.num_computed_tokens = 0
+        request.num_published = 0
+        request.is_findable = True
         request.status = RequestStatus.WAITING
         self._waiting.push(request)
         self._num_preemptions += 1
+
+    def _let_go(self, request: Request) -> None:
+        """A waiting request gives back what it was about to reuse."""
+        self.block_manager.free(request)
+        request.num_computed_tokens = 0
+        request.num_published = 0
+        request.is_findable = True
 
     def _release(self, request: Request) -> None:
         """Takes slot and blocks away from a running request."""
         self._running.remove(request)
         self.block_manager.free(request)
-        self._num_cached_tokens -= request.num_computed_tokens
+        self._num_stored_tokens -= request.num_computed_tokens
 
 
 def _drawn_token(result: RowResult) -> int:
     if result.token_id is None:
         raise ValueError("a row that samples brought back no token")
     return result.token_id
+
+
+def _num_common(left: Request, right: Request) -> int:
+    """How many tokens both begin with, as far as the host knows them."""
+    count = min(left.num_known_tokens, right.num_known_tokens)
+    pair = left.token_ids(0, count), right.token_ids(0, count)
+    if pair[0] == pair[1]:
+        return count
+    return next(index for index, (one, other) in enumerate(zip(*pair, strict=True)) if one != other)

@@ -12,11 +12,14 @@ class EngineStats:
         num_waiting: samples that wait for one, preempted ones included.
         num_unfinished: requests (prompts, not samples) that have not finished.
         num_blocks: KV blocks that requests can use.
-        num_free_blocks: how many of them are free.
+        num_free_blocks: how many of them no request holds; the prefix cache may still know them.
         num_steps: steps completed.
         num_computed_tokens: tokens that went through the model, what preemption repeats included.
         num_generated_tokens: tokens handed to requests.
         num_preemptions: times a request lost its blocks and had to start over.
+        num_prefix_queries: prompt tokens of requests that looked into the prefix cache (all but those with
+            `prompt_logprobs`; several samples of one prompt count once).
+        num_prefix_hits: how many of these it had.
         num_compiled: programs the runner has compiled.
         busy_seconds: wall time with work in the engine, from the first dispatch to the last commit.
         device_seconds: time the device worked on the steps.
@@ -39,6 +42,8 @@ class EngineStats:
     num_computed_tokens: int
     num_generated_tokens: int
     num_preemptions: int
+    num_prefix_queries: int
+    num_prefix_hits: int
     num_compiled: int
     busy_seconds: float
     device_seconds: float
@@ -54,6 +59,11 @@ class EngineStats:
     def device_share(self) -> float:
         """Share of the busy wall time in which the device worked, 0 to 1."""
         return min(1.0, self.device_seconds / self.busy_seconds) if self.busy_seconds > 0 else 0.0
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """Share of the prompt tokens looked up that the prefix cache had, 0 to 1."""
+        return self.num_prefix_hits / self.num_prefix_queries if self.num_prefix_queries else 0.0
 
     @property
     def host_seconds(self) -> float:

@@ -77,15 +77,20 @@ def unpack(packed: jax.Array | np.ndarray, spec: StepSpec) -> StepInput:
 
 
 class BlockTables:
-    """The host's dense copy of the block tables of all slots, int32[C, M], extended as blocks are appended."""
+    """The host's dense copy of the block tables of all slots, int32[C, M].
+
+    A table is extended as blocks are appended, and its last block may be replaced by a copy of its own before the
+    request goes on writing; the blocks before that stay.
+    """
 
     def __init__(self, num_slots: int, table_width: int) -> None:
         self.tables = np.zeros((num_slots, table_width), np.int32)
         self._filled = [0] * num_slots
+        self._last = [0] * num_slots
         self._owners: list[tuple[Request, int] | None] = [None] * num_slots
 
     def update(self, rows: tuple[ScheduledRow, ...]) -> None:
-        """Takes over what the scheduler appended to the rows' block tables since they were last seen."""
+        """Takes over what the scheduler changed in the rows' block tables since they were last seen."""
         for row in rows:
             request = row.request
             slot, blocks = request.slot, request.block_ids
@@ -95,9 +100,11 @@ class BlockTables:
                 self._owners[slot] = (request, request.admission)
                 self._filled[slot] = 0
             filled = self._filled[slot]
-            if len(blocks) > filled:
-                self.tables[slot, filled : len(blocks)] = blocks[filled:]
+            if len(blocks) > filled or blocks[filled - 1] != self._last[slot]:
+                first = max(filled - 1, 0)
+                self.tables[slot, first : len(blocks)] = blocks[first:]
                 self._filled[slot] = len(blocks)
+                self._last[slot] = blocks[-1]
 
 
 def assemble(

@@ -7,8 +7,9 @@ from types import MappingProxyType
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.cache.paged import KVCache
+from jaxinfer.cache.paged import KVCache, copy_blocks
 from jaxinfer.config import EngineConfig
+from jaxinfer.runner.block_copies import COPIES_A_CALL
 from jaxinfer.runner.buckets import bucket_for, token_buckets
 from jaxinfer.runner.inputs import StepSpec, packed_size
 from jaxinfer.runner.step import make_forward_step
@@ -52,8 +53,8 @@ def compiled_buckets(config: EngineConfig) -> tuple[int, ...]:
 class Programs:
     """Compiles step functions ahead of time and hands them out.
 
-    The documented set is every bucket of `compiled_buckets` times {greedy, sampler}, and the two uploads of sampling
-    state. Nothing else is compiled by an engine.
+    The documented set is every bucket of `compiled_buckets` times {greedy, sampler}, the two uploads of sampling state
+    and the copy of blocks. Nothing else is compiled by an engine.
 
     Args:
         config: the engine's settings.
@@ -72,6 +73,7 @@ class Programs:
         self._shapes = jax.tree.map(_shape_of, (tuple(leaves), kv, state))
         self._steps: dict[StepSpec, jax.stages.Compiled] = {}
         self._uploads: dict[str, jax.stages.Compiled] = {}
+        self._copy: jax.stages.Compiled | None = None
 
     def spec(self, num_tokens: int, sampler: bool) -> StepSpec:
         """The spec of the smallest bucket that holds `num_tokens`."""
@@ -82,7 +84,7 @@ class Programs:
     @property
     def num_compiled(self) -> int:
         """Programs compiled (or loaded from the persistent cache) so far."""
-        return len(self._steps) + len(self._uploads)
+        return len(self._steps) + len(self._uploads) + (self._copy is not None)
 
     def step(self, spec: StepSpec) -> jax.stages.Compiled:
         """The program of a spec: ``(leaves, kv, state, packed) -> StepOutput``; kv and state are donated."""
@@ -100,6 +102,14 @@ class Programs:
             row = jax.ShapeDtypeStruct((self.config.model.vocab_size,), dtype)
             program = self._uploads[kind] = function.lower(self._shapes[2], slot, row).compile()
         return program
+
+    def copy(self) -> jax.stages.Compiled:
+        """The program that copies blocks: ``(kv, source_ids, target_ids) -> kv``, int32[COPIES_A_CALL] each; kv is
+        donated. It is not part of the steps, so that those pay nothing for it."""
+        if self._copy is None:
+            ids = jax.ShapeDtypeStruct((COPIES_A_CALL,), jnp.int32)
+            self._copy = jax.jit(copy_blocks, donate_argnums=0).lower(self._shapes[1], ids, ids).compile()
+        return self._copy
 
     def lower(self, spec: StepSpec) -> jax.stages.Lowered:
         """A spec's step function, traced and lowered for the default device."""
@@ -124,6 +134,7 @@ class Programs:
         specs = [self.spec(bucket, sampler) for bucket in self.buckets for sampler in modes]
         for kind in ("bias", "counts"):
             self.upload(kind)
+        self.copy()
         with (
             ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="jaxinfer-compile") as pool,
             ProgressBar(total=len(specs), desc="Compiling step programs", disable=not progress) as bar,

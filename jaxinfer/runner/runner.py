@@ -9,6 +9,7 @@ import numpy as np
 from jaxinfer.cache.paged import init_kv_cache
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.plan import StepPlan, StepResult
+from jaxinfer.runner.block_copies import copy_calls
 from jaxinfer.runner.inputs import BlockTables, assemble
 from jaxinfer.runner.programs import Programs, table_width
 from jaxinfer.runner.results import StepArrays, read_rows
@@ -62,6 +63,8 @@ class ModelRunner:
         for kind, uploads in (("bias", inputs.bias_uploads), ("counts", inputs.counts_uploads)):
             for slot, row in uploads:
                 self._state = self._programs.upload(kind)(self._state, np.int32(slot), row)
+        for source_ids, target_ids in copy_calls(plan.copies):
+            self._kv = self._programs.copy()(self._kv, source_ids, target_ids)
         output = self._programs.step(spec)(self._leaves, self._kv, self._state, jax.device_put(packed))
         self._kv, self._state = output.kv, output.state
         output.packed.copy_to_host_async()

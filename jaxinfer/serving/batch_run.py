@@ -70,7 +70,14 @@ class BatchRun:
             request_id = str(next(self._counter))
             self._places[request_id] = place
             try:
-                self._engine.add_request(request_id, item.token_ids, finals[id(one)], prompt=item.text, priority=rank)
+                self._engine.add_request(
+                    request_id,
+                    item.token_ids,
+                    finals[id(one)],
+                    prompt=item.text,
+                    priority=rank,
+                    cache_salt=item.cache_salt,
+                )
             except ValueError as error:
                 del self._places[request_id]
                 refusals.append(error)

@@ -63,7 +63,12 @@ class EngineThread:
         def add() -> None:
             prompt = request.prompt
             self._engine.add_request(
-                request.request_id, prompt.token_ids, request.params, prompt=prompt.text, priority=request.priority
+                request.request_id,
+                prompt.token_ids,
+                request.params,
+                prompt=prompt.text,
+                priority=request.priority,
+                cache_salt=prompt.cache_salt,
             )
             self._mailboxes[request.request_id] = mailbox
 

@@ -2,7 +2,7 @@
 
 import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
@@ -12,9 +12,10 @@ from jaxinfer.tokenizers.tokenizer import Tokenizer
 
 
 class TextPrompt(TypedDict):
-    """A prompt as text."""
+    """A prompt as text; for `cache_salt` see `TokenizedPrompt`."""
 
     prompt: str
+    cache_salt: NotRequired[str]
 
 
 class TokensPrompt(TypedDict):
@@ -22,6 +23,7 @@ class TokensPrompt(TypedDict):
 
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
 
 
 Prompt: TypeAlias = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
@@ -36,10 +38,13 @@ class TokenizedPrompt:
     Attributes:
         token_ids: the ids; their range is checked by the engine.
         text: the prompt's text, None when only ids were given.
+        cache_salt: prompts share what the prefix cache holds with prompts of the same salt only, so that nobody can
+            tell by the time an answer takes what others have asked; None shares with all that have none.
     """
 
     token_ids: list[int]
     text: str | None = None
+    cache_salt: str | None = None
 
 
 def prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -70,18 +75,17 @@ def tokenize_prompt(prompt: Prompt, tokenizer: Tokenizer | None) -> TokenizedPro
     if not isinstance(prompt, Mapping):
         return TokenizedPrompt(_token_ids(prompt))
     for name, value in prompt.items():
-        if name not in ("prompt", "prompt_token_ids") and value is not None:
+        if name not in ("prompt", "prompt_token_ids", "cache_salt") and value is not None:
             raise ValueError(
                 f"a prompt holds {name}={value!r}, which is not supported; give prompt or prompt_token_ids"
             )
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if text is not None and not isinstance(text, str):
         raise TypeError(f"prompt={text!r} must be a str; give token ids as prompt_token_ids")
-    if ids is not None:
-        return TokenizedPrompt(_token_ids(ids), text)
-    if text is None:
+    if ids is None and text is None:
         raise TypeError(f"the prompt {dict(prompt)!r} has neither prompt nor prompt_token_ids")
-    return tokenize_prompt(text, tokenizer)
+    tokenized = TokenizedPrompt(_token_ids(ids), text) if ids is not None else tokenize_prompt(text or "", tokenizer)
+    return replace(tokenized, cache_salt=prompt.get("cache_salt"))
 
 
 def conversation_list(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:

@@ -43,7 +43,14 @@ class RequestLoop:
         self, request_id: str, prompt: TokenizedPrompt, params: SamplingParams, arrival_time: float | None = None
     ) -> None:
         """Queues a request; arguments and errors are those of `Engine.add_request`."""
-        self._engine.add_request(request_id, prompt.token_ids, params, prompt=prompt.text, arrival_time=arrival_time)
+        self._engine.add_request(
+            request_id,
+            prompt.token_ids,
+            params,
+            prompt=prompt.text,
+            arrival_time=arrival_time,
+            cache_salt=prompt.cache_salt,
+        )
         self._unfinished.add(request_id)
 
     def abort(self, *request_ids: str) -> None:

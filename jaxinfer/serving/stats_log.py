@@ -28,15 +28,23 @@ class StatsLog:
             return
         stats = engine.stats()
         seconds = now - self._last_time
-        computed, generated = stats.num_computed_tokens, stats.num_generated_tokens
-        if self._last is not None:
-            computed, generated = computed - self._last.num_computed_tokens, generated - self._last.num_generated_tokens
+        computed, generated, queries, hits = (
+            value - before for value, before in zip(_counts(stats), _counts(self._last), strict=True)
+        )
         logger.info(
-            "computed %.1f tokens/s, generated %.1f tokens/s, running %d, waiting %d, preemptions so far %d",
+            "computed %.1f tokens/s, generated %.1f tokens/s, running %d, waiting %d, preemptions so far %d, "
+            "%.1f %% of prompt tokens from the prefix cache",
             computed / seconds,
             generated / seconds,
             stats.num_running,
             stats.num_waiting,
             stats.num_preemptions,
+            100 * hits / max(queries, 1),
         )
         self._last_time, self._last = now, stats
+
+
+def _counts(stats: EngineStats | None) -> tuple[int, int, int, int]:
+    if stats is None:
+        return 0, 0, 0, 0
+    return stats.num_computed_tokens, stats.num_generated_tokens, stats.num_prefix_queries, stats.num_prefix_hits

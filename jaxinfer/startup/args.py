@@ -49,6 +49,8 @@ class EngineArgs:
         num_gpu_blocks_override: blocks of the KV cache that requests can use; overrides both. May be too few for
             max_model_len: a prompt that does not fit is refused, an output that fills them ends with "length".
         block_size: tokens in a block of the KV cache.
+        enable_prefix_caching: keep the keys and values of full blocks that nobody needs any more while there is room,
+            and do not compute them again for a request that begins with the same tokens. None is True.
         enforce_eager: compile each program when it is first needed, instead of all of them at the start.
         compilation_cache_dir: folder where compiled programs are kept for the next start; None is a folder in
             `jaxinfer.cache_dir.default_cache_dir()`, False keeps none. The setting is the process's: a folder that
@@ -85,6 +87,7 @@ class EngineArgs:
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     block_size: int = 16
+    enable_prefix_caching: bool = True
     enforce_eager: bool = False
     compilation_cache_dir: str | Path | bool | None = None
     logits_processors: tuple[Callable[..., Any], ...] = ()
@@ -132,7 +135,15 @@ class EngineArgs:
             raise TypeError(f"model={self.model!r} must be a path, a Hub id or a built-in name")
         if self.hf_token is not None and not isinstance(self.hf_token, str | bool):
             raise TypeError(f"hf_token={type(self.hf_token).__name__} must be a str, True, False or None")
-        for name in ("skip_tokenizer_init", "enforce_eager", "disable_log_stats", "use_tqdm_on_load"):
+        if self.enable_prefix_caching is None:  # vLLM's "as the model likes it"
+            object.__setattr__(self, "enable_prefix_caching", True)
+        for name in (
+            "enable_prefix_caching",
+            "skip_tokenizer_init",
+            "enforce_eager",
+            "disable_log_stats",
+            "use_tqdm_on_load",
+        ):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r} must be True or False")
         # jnp.float32, np.dtype("float32") and torch.float32 are welcome too.

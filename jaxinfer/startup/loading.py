@@ -75,9 +75,11 @@ class EngineParts:
         return self._sleep
 
     def update_params(self, params: Params) -> None:
-        """Checks new parameters and swaps them; to be called between two steps."""
+        """Checks new parameters and swaps them; to be called between two steps. Keys and values of the old ones are
+        never found again."""
         config = self.engine.config
         self._sleep.update_params(match_params(params, config.model, config.runner.dtype))
+        self.engine.forget_prefixes()
 
     def close(self) -> None:
         """Frees the device memory that is the engine's own. Idempotent."""
@@ -100,13 +102,13 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
     """
     _check_source(args, model_config, params)
     claim_gpu_memory(args.gpu_memory_utilization)
-    checkpoint = None if args.model is None else open_checkpoint(_find(args, args.model, args.revision))
+    checkpoint = None if args.model is None else open_checkpoint(find_model(args, args.model, args.revision))
     model = model_config or (checkpoint.model_config if checkpoint else None)
     assert model is not None
     generation = read_generation_config(args.generation_config, checkpoint.generation_config if checkpoint else {})
     generation = {**generation, **(args.override_generation_config or {})}
     defaults = sampling_defaults(generation)
-    tokenizer = _tokenizer(args, checkpoint)
+    tokenizer = make_tokenizer(args, checkpoint)
     ends = _end_ids(checkpoint, tokenizer) | end_ids(generation)
     config, weights = _config_and_params(args, model, checkpoint, params)
     if config.runner.compilation_cache_dir is not None:
@@ -126,7 +128,7 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
 def _read_again(args: EngineArgs, dtype: str) -> Params:
     """The parameters of the checkpoint that the engine was made from."""
     assert args.model is not None
-    checkpoint = open_checkpoint(_find(args, args.model, args.revision))
+    checkpoint = open_checkpoint(find_model(args, args.model, args.revision))
     return load_params(checkpoint, dtype, progress=args.use_tqdm_on_load)
 
 
@@ -141,12 +143,19 @@ def _check_source(args: EngineArgs, model_config: ModelConfig | None, params: Pa
         raise ValueError("params without model_config: say what the parameters are with model_config=ModelConfig(...)")
 
 
-def _find(args: EngineArgs, model: str | Path, revision: str | None, weights: bool = True) -> Path:
+def find_model(args: EngineArgs, model: str | Path, revision: str | None, weights: bool = True) -> Path:
+    """Where `args.model`, or the model a tokenizer is taken from, lies, after fetching it if need be.
+
+    Raises:
+        ValueError: there is no such model.
+        ConnectionError: it has to be downloaded and the network does not answer.
+    """
     token = None if args.hf_token is True else args.hf_token
     return resolve_model(model, revision=revision, token=token, weights=weights, cache_dir=default_cache_dir())
 
 
-def _tokenizer(args: EngineArgs, checkpoint: Checkpoint | None) -> Tokenizer | None:
+def make_tokenizer(args: EngineArgs, checkpoint: Checkpoint | None) -> Tokenizer | None:
+    """The tokenizer that the arguments name, else the checkpoint's own; None where there is to be none."""
     if args.skip_tokenizer_init:
         return None
     if args.tokenizer is None:
@@ -154,7 +163,7 @@ def _tokenizer(args: EngineArgs, checkpoint: Checkpoint | None) -> Tokenizer | N
     if isinstance(args.tokenizer, str | Path):
         revision = args.tokenizer_revision or args.revision
         try:
-            return load_tokenizer(_find(args, args.tokenizer, revision, weights=False))
+            return load_tokenizer(find_model(args, args.tokenizer, revision, weights=False))
         except (ValueError, ConnectionError) as error:
             kind = ConnectionError if isinstance(error, ConnectionError) else ValueError
             raise kind(f"tokenizer={str(args.tokenizer)!r}: {error}") from error

@@ -75,13 +75,13 @@ def engine_config(args: EngineArgs, model: ModelConfig, dtype: str, loaded: Para
     num_blocks = _num_blocks(args, kv_block_bytes(model, args.block_size, kv_dtype), scheduler, budget, platform)
     config = EngineConfig(
         model=model,
-        cache=CacheConfig(args.block_size, num_blocks, kv_dtype),
+        cache=CacheConfig(args.block_size, num_blocks, kv_dtype, args.enable_prefix_caching),
         scheduler=scheduler,
         runner=RunnerConfig(
             dtype=dtype,
             max_logprobs=args.max_logprobs,
             enforce_eager=args.enforce_eager,
-            compilation_cache_dir=_compilation_cache_dir(args),
+            compilation_cache_dir=compilation_cache_dir(args),
             logits_processors=args.logits_processors,
         ),
         seed=args.seed,
@@ -159,7 +159,8 @@ def _num_blocks(
     return num_kv_blocks(budget, block_bytes=block_bytes, block_size=args.block_size, max_model_len=longest)
 
 
-def _compilation_cache_dir(args: EngineArgs) -> str | None:
+def compilation_cache_dir(args: EngineArgs) -> str | None:
+    """Where compiled programs are kept; None keeps none."""
     if args.compilation_cache_dir is False:
         return None
     return str(args.compilation_cache_dir or default_cache_dir() / "programs")

@@ -23,7 +23,6 @@ _NO_LORA = "LoRA adapters are not built yet; merge the adapter into the weights"
 _TEXT_ONLY = "only text models are built"
 _NO_SPECULATION = "speculative decoding is not built yet"
 _NO_GRAMMAR = "structured outputs are not built yet"
-_NO_PREFIX_CACHE = "prefix caching is not built yet"
 _NO_QUANTISATION = "quantised weights are not built yet (GGUF files are dequantised when they are read)"
 _TOKEN_SCALES = "each token and head has a scale of its own, computed as it is written"
 _ONE_KV_DTYPE = "all layers' caches have the same dtype"
@@ -59,7 +58,6 @@ UNBUILT: Mapping[str, Unbuilt] = {
     "enable_expert_parallel": Unbuilt((False,), _ONE_DEVICE),
     "enable_log_requests": Unbuilt((False,), "requests are not logged"),
     "enable_lora": Unbuilt((False, None), _NO_LORA),
-    "enable_prefix_caching": Unbuilt((False, None), _NO_PREFIX_CACHE),
     "enable_prompt_embeds": Unbuilt((False,), "prompts are text or token ids"),
     "enable_sleep_mode": Unbuilt((False, True), "every engine can sleep"),
     "fully_sharded_loras": Unbuilt((False,), _NO_LORA),
@@ -97,7 +95,7 @@ UNBUILT: Mapping[str, Unbuilt] = {
     "override_pooler_config": Unbuilt((None,), "only text generation is built"),
     "pipeline_parallel_size": Unbuilt((1,), _ONE_DEVICE),
     "pooler_config": Unbuilt((None,), "only text generation is built"),
-    "prefix_caching_hash_algo": Unbuilt(("sha256",), _NO_PREFIX_CACHE),
+    "prefix_caching_hash_algo": Unbuilt(("sha256", None), "cached blocks are always found by SHA-256"),
     "preemption_mode": Unbuilt((None, "recompute"), "preempted requests are computed again"),
     "prefill_context_parallel_size": Unbuilt((1,), _ONE_DEVICE),
     "decode_context_parallel_size": Unbuilt((1,), _ONE_DEVICE),

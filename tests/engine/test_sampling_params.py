@@ -111,7 +111,6 @@ def test_defaults_are_those_of_vllm() -> None:
         ("logprob_token_ids", [1]),
         ("flat_logprobs", True),
         ("extra_args", {"a": 1}),
-        ("skip_reading_prefix_cache", True),
         ("thinking_token_budget", 5),
         ("repetition_detection", {"min_count": 2}),
         ("routed_experts_prompt_start", 1),

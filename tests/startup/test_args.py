@@ -75,7 +75,7 @@ def test_unbuilt_arguments_are_refused_by_name_unless_they_ask_for_nothing(name:
     [
         ("tensor_parallel_size", 2),
         ("quantization", "awq"),
-        ("enable_prefix_caching", True),
+        ("prefix_caching_hash_algo", "xxhash"),
         ("kv_cache_dtype_skip_layers", ["0"]),
         ("speculative_config", {"method": "ngram"}),
         ("enable_lora", True),

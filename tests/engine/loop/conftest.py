@@ -173,16 +173,26 @@ class NumpyDevice:
         self.events.append(("execute", number))
         if number == self.fail_in_execute_of:
             raise RuntimeError("INTERNAL: kernel launch failed")
+        for source, target in plan.copies:
+            self.pool[target] = self.pool[source]
+        # As in a layer of a step: everything is written before anything is read.
+        for row in plan.rows:
+            self._write(row)
         return Pending(self, number, tuple(self._run(row) for row in plan.rows))
 
-    def _run(self, row: ScheduledRow) -> RowResult:
+    def _write(self, row: ScheduledRow) -> None:
         request, stop = row.request, row.start + row.num_tokens
         known = request.token_ids(row.start, stop - row.token_on_device)
         new = [*known, int(self.last_drawn[request.slot])] if row.token_on_device else known
         assert len(new) == row.num_tokens and min(new) >= 0
         size = self.config.cache.block_size
         for position, token in zip(range(row.start, stop), new, strict=True):
-            self.pool[request.block_ids[position // size], position % size] = token
+            block = request.block_ids[position // size]
+            self.pool[block, position % size] = token
+
+    def _run(self, row: ScheduledRow) -> RowResult:
+        request, stop = row.request, row.start + row.num_tokens
+        size = self.config.cache.block_size
         context = [int(self.pool[request.block_ids[p // size], p % size]) for p in range(stop)]
         logprobs = prompt_logprobs = token = None
         drawn: int | None = 0

@@ -126,12 +126,12 @@ def test_prompt_logprobs_of_many_samples_and_of_a_stream(make_harness: Callable)
 
 @pytest.mark.parametrize("kind", [RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE])
 def test_prompt_logprobs_are_shown_when_complete(make_harness: Callable, history: Any, kind: RequestOutputKind) -> None:
-    """The first sample needs many steps for the prompt, the second streams meanwhile."""
+    """The first sample needs many steps for the prompt; the second begins when it has been scored."""
     harness = make_harness(max_num_seqs=4)
     prompt = [1 + i % 50 for i in range(37)]
     harness.add("a", prompt, SamplingParams(n=2, seed=1, max_tokens=20, prompt_logprobs=1, output_kind=kind))
     shown = [output.prompt_logprobs for output in harness.run()["a"]]
-    assert shown[0] is None, "the second sample is ahead"
+    assert shown[0] is not None, "an output came before the prompt was scored"
     (complete, *_) = carried = [entries for entries in shown if entries is not None]
     check_entries(complete[1:], prompt[:1], prompt[1:], 1, history)
     assert len(carried) == 1 if kind is RequestOutputKind.DELTA else all(entries is complete for entries in carried)

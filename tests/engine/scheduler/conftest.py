@@ -1,10 +1,12 @@
 """A device made of dictionaries, and an engine loop around the real scheduler.
 
 The device keeps a token in every KV slot and draws from what it reads back through the block tables, so a block that
-is reused too early, a wrong position or a stale slot changes the output. The reference generates a request alone,
-without scheduler, blocks or slots.
+is reused too early, a wrong position or a stale slot changes the output. It also keeps whose salt the token has, and
+compares what the prefix cache says about a block with what is in it. The reference generates a request alone, without
+scheduler, blocks, slots or cache.
 """
 
+import struct
 import zlib
 from collections.abc import Callable
 
@@ -21,7 +23,7 @@ VOCAB = 64
 
 
 def draw(history: list[int], request: Request, num_output: int) -> int:
-    token = zlib.crc32(bytes(history) + request.seed.to_bytes(4, "little")) % VOCAB
+    token = zlib.crc32(bytes(history) + struct.pack("<II", request.seed, request.child_index)) % VOCAB
     endings = request.eos_token_ids.union(request.params.stop_token_ids)
     while num_output < request.params.min_tokens and token in endings:
         token = (token + 1) % VOCAB
@@ -30,8 +32,8 @@ def draw(history: list[int], request: Request, num_output: int) -> int:
 
 def generate_alone(request: Request, pool_tokens: int) -> tuple[list[int], str, int | None]:
     """Output ids, finish reason and stop reason of a request that has the machine to itself."""
-    history = list(request.prompt_token_ids)
-    output: list[int] = []
+    history = request.token_ids(0, request.num_known_tokens)
+    output = list(request.output_token_ids)
     while True:
         token = draw(history, request, len(output))
         history.append(token)
@@ -48,16 +50,24 @@ class Device:
     def __init__(self, config: SchedulerConfig, cache: CacheConfig) -> None:
         self.config = config
         self.block_size = cache.block_size
-        self.pool: dict[tuple[int, int], int] = {}
+        self.pool: dict[tuple[int, int], tuple[int, str | None]] = {}
         self.last_token: dict[int, tuple[Request, int, int]] = {}
         self.poisoned: set[str] = set()
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.check_plan(plan)
+        for source, target in plan.copies:
+            for offset in range(self.block_size):
+                if (source, offset) in self.pool:
+                    self.pool[target, offset] = self.pool[source, offset]
+        written = set()
         for row in plan.rows:
             for position, token in enumerate(self.new_tokens(row), row.start):
                 block = row.request.block_ids[position // self.block_size]
-                self.pool[block, position % self.block_size] = token
+                slot = (block, position % self.block_size)
+                assert slot not in written, "two rows write to the same slot"
+                written.add(slot)
+                self.pool[slot] = (token, row.request.cache_salt)
         return StepResult(tuple(self.result(row) for row in plan.rows), device_seconds=0.0)
 
     def new_tokens(self, row) -> list[int]:
@@ -74,13 +84,23 @@ class Device:
         request = row.request
         if not row.samples:
             return RowResult(None)
-        history = [
+        read = [
             self.pool[request.block_ids[position // self.block_size], position % self.block_size]
             for position in range(row.start + row.num_tokens)
         ]
+        history = [token for token, _ in read]
+        known = min(len(history), request.num_known_tokens)
+        assert history[:known] == request.token_ids(0, known), "a request reads what is not its own history"
+        assert all(salt == request.cache_salt for _, salt in read), "a request reads what another salt has written"
         token = draw(history, request, len(history) - request.num_prompt_tokens)
         self.last_token[request.slot] = (request, request.admission, token)
         return RowResult(token, finite=request.request_id not in self.poisoned)
+
+    def check_cache(self, blocks: dict[int, bytes]) -> None:
+        """Every block that can be found holds the ids that its key ends in."""
+        for block, key in blocks.items():
+            held = [self.pool[block, offset][0] for offset in range(self.block_size)]
+            assert held == list(struct.unpack(f"<{self.block_size}i", key[32:]))
 
     def check_plan(self, plan: StepPlan) -> None:
         rows, config = plan.rows, self.config
@@ -111,9 +131,10 @@ class Simulation:
         num_batched: int = 32,
         policy: str = "fcfs",
         buckets: tuple[int, ...] = (),
+        caching: bool = True,
     ) -> None:
         config = SchedulerConfig(num_seqs, num_batched, 10_000, policy, buckets)
-        cache = CacheConfig(block_size, num_blocks + 1)
+        cache = CacheConfig(block_size, num_blocks + 1, enable_prefix_caching=caching)
         self.scheduler = Scheduler(config, cache)
         self.device = Device(config, cache)
         self.run_ahead = run_ahead
@@ -126,24 +147,49 @@ class Simulation:
         self.plans: list[StepPlan] = []
         self.live: list[Request] = []
 
-    def add(self, prompt: list[int] | int, max_tokens: int = 5, *, priority: int = 0, eos=(), **params) -> Request:
-        name = f"r{len(self.requests)}"
-        prompt = [(7 * len(self.requests) + i) % VOCAB for i in range(prompt)] if isinstance(prompt, int) else prompt
-        request = Request(
-            name,
-            prompt,
-            SamplingParams(max_tokens=max_tokens, **params),
-            arrival_time=float(self.num_steps),
-            max_total_tokens=len(prompt) + max_tokens,
-            eos_token_ids=frozenset(eos),
-            seed=len(self.requests),
-            priority=priority,
-        )
-        self.expected[name] = generate_alone(request, self.pool_tokens)
-        self.scheduler.add(request)
+    def add(
+        self,
+        prompt: list[int] | int,
+        max_tokens: int = 5,
+        *,
+        priority: int = 0,
+        eos=(),
+        salt: str | None = None,
+        n: int = 1,
+        **params,
+    ) -> Request:
+        """Adds a request of `n` samples; the first is returned, `siblings` has all."""
+        count = len(self.requests)
+        prompt = [(7 * count + i) % VOCAB for i in range(prompt)] if isinstance(prompt, int) else prompt
+        group = [
+            Request(
+                f"r{count + index}",
+                prompt,
+                SamplingParams(max_tokens=max_tokens, **(params if index == 0 else params | {"prompt_logprobs": None})),
+                arrival_time=float(self.num_steps),
+                max_total_tokens=len(prompt) + max_tokens,
+                eos_token_ids=frozenset(eos),
+                seed=count,
+                child_index=index,
+                priority=priority,
+                cache_salt=salt,
+            )
+            for index in range(n)
+        ]
+        for request in group:
+            self.expect(request)
+        self.scheduler.add(group[0], group[1:])
+        return group[0]
+
+    def fork(self, source: Request, output: list[int] | None = None, **fields) -> Request:
+        request = source.twin(f"r{len(self.requests)}", output_token_ids=output, **fields)
+        self.expect(request)
+        return self.scheduler.fork(source, request)
+
+    def expect(self, request: Request) -> None:
+        self.expected[request.request_id] = generate_alone(request, self.pool_tokens)
         self.live.append(request)
-        self.requests[name] = request
-        return request
+        self.requests[request.request_id] = request
 
     def step(self) -> StepPlan | None:
         if self.pending and (self.scheduler.must_sync or not self.run_ahead):
@@ -152,6 +198,7 @@ class Simulation:
         self.num_steps += 1
         self.check()
         result = self.device.execute(plan) if plan else None
+        self.device.check_cache(self.scheduler.block_manager.cache.keys)
         if self.pending:
             self.commit()
         elif plan is None:

@@ -15,7 +15,8 @@ PARAMS = SamplingParams(max_tokens=None)
 
 
 def new_request(name: str, num_prompt: int, max_total: int) -> Request:
-    return Request(name, [1] * num_prompt, PARAMS, 0.0, max_total)
+    # Of other tokens than the requests beside it, whose blocks it would share otherwise.
+    return Request(name, [ord(name[0]) % 64] * num_prompt, PARAMS, 0.0, max_total)
 
 
 def tokens_of(plan, request) -> int:

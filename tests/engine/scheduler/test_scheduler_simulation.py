@@ -15,34 +15,70 @@ SHAPES = st.fixed_dictionaries(
         "num_batched": st.integers(6, 40),
         "policy": st.sampled_from(["fcfs", "priority"]),
         "buckets": st.sampled_from([(), (1, 2, 4, 8, 16, 32, 64), (8, 40)]),
+        "caching": st.booleans(),
     }
 )
 
 
+def random_prompt(sim, rng: random.Random) -> list[int]:
+    """New tokens, often behind the beginning of an earlier request, its output included."""
+    before: list[int] = []
+    if sim.requests and rng.random() < 0.6:
+        earlier = rng.choice(list(sim.requests.values()))
+        before = earlier.token_ids(0, rng.randint(1, earlier.num_known_tokens))
+    new = [rng.randrange(64) for _ in range(rng.randint(not before, 40 if rng.random() < 0.5 else 3))]
+    return (before + new)[: min(60, sim.pool_tokens)]
+
+
 def random_request(sim, rng: random.Random) -> None:
-    prompt = [rng.randrange(64) for _ in range(rng.randint(1, min(40, sim.pool_tokens)))]
     max_tokens = rng.randint(1, 30)
     params = {}
-    if rng.random() < 0.3:
+    if rng.random() < 0.2:
         params["prompt_logprobs"] = 0
+    elif rng.random() < 0.1:
+        params["skip_reading_prefix_cache"] = True
     if rng.random() < 0.3:
         params["min_tokens"] = rng.randint(0, max_tokens)
         params["stop_token_ids"] = [rng.randrange(64) for _ in range(4)]
     if rng.random() < 0.1:
         params["bad_words_token_ids"] = ((1, 2),)
+    params |= {"n": rng.choice([1, 1, 2, 5]), "salt": rng.choice([None, None, "one", "two"])}
     eos = [rng.randrange(64) for _ in range(rng.choice([0, 3]))]
-    sim.add(prompt, max_tokens, priority=rng.randint(0, 2), eos=eos, **params)
+    sim.add(random_prompt(sim, rng), max_tokens, priority=rng.randint(0, 2), eos=eos, **params)
+
+
+def random_fork(sim, rng: random.Random) -> None:
+    """A twin that draws otherwise, or (as in beam search) one whose last token the host has replaced."""
+    source = rng.choice(sim.live)
+    output = list(source.output_token_ids)
+    if output and rng.random() < 0.5:
+        output[-1] = rng.randrange(64)
+    if source.is_finished or len(output) + source.num_prompt_tokens >= source.max_total_tokens:
+        return
+    sim.fork(source, output[: rng.choice([len(output), rng.randint(0, len(output))])], child_index=rng.randint(0, 9))
+
+
+def random_event(sim, rng: random.Random) -> None:
+    what = rng.random()
+    if what < 0.1:
+        sim.scheduler.abort(rng.choice(list(sim.requests)))
+    elif what < 0.12:
+        sim.device.poisoned.add(rng.choice(list(sim.requests)))
+    elif what < 0.2 and sim.live:
+        random_fork(sim, rng)
+    elif what < 0.21:
+        sim.scheduler.forget_prefixes()
+    elif what < 0.22:
+        sim.scheduler.reset_prefix_cache(preempt=rng.random() < 0.5)
+    sim.check()
 
 
 def random_workload(sim, rng: random.Random, num_requests: int) -> None:
     while len(sim.requests) < num_requests:
         for _ in range(rng.choice([0, 0, 1, 1, 3]) if sim.scheduler.num_waiting < 10 else 0):
             random_request(sim, rng)
-        if rng.random() < 0.1 and sim.requests:
-            sim.scheduler.abort(rng.choice(list(sim.requests)))
-            sim.check()
-        if rng.random() < 0.02 and sim.requests:
-            sim.device.poisoned.add(rng.choice(list(sim.requests)))
+        if sim.requests:
+            random_event(sim, rng)
         sim.step()
     sim.run()
 

@@ -1,0 +1,118 @@
+"""Prefix reuse: keys and values that are in the pool already are not computed again."""
+
+from jaxinfer.cache.block_manager import BlockManager
+from jaxinfer.cache.prefix_cache import block_keys, root_of
+from jaxinfer.engine.request import Request, RequestStatus
+
+
+class PrefixReuse:
+    """Moves requests over tokens whose keys and values the pool has, and lets others find what they compute.
+
+    A full block is put into the prefix cache as soon as the step that fills it is scheduled and its ids are known: all
+    layers write keys and values before they attend, so that even rows of the same step read them rightly. (A token
+    that is still on the device has no id yet; its block follows when the token is committed.)
+
+    Args:
+        block_manager: the pool.
+        enabled: False finds nothing and puts nothing into the cache; `adopt` works all the same.
+    """
+
+    def __init__(self, block_manager: BlockManager, enabled: bool) -> None:
+        self.num_queries = 0
+        """Prompt tokens of the requests that looked into the cache, each request counted once."""
+        self.num_hits = 0
+        """How many of them it had."""
+        self._manager = block_manager
+        self._size = block_manager.block_size
+        self._enabled = enabled
+
+    def arrive(self, request: Request) -> None:
+        """Hashes a new request's known tokens."""
+        if self._enabled:
+            self._keys(request, request.num_known_tokens // self._size)
+
+    def advance(self, request: Request) -> int:
+        """Gives a request the blocks that the cache has for the tokens it is to compute next, and moves it over them.
+        At least one token is left to compute.
+
+        Returns:
+            By how many tokens it was moved.
+        """
+        size, start = self._size, request.num_computed_tokens
+        if not self._enabled or start % size or not request.reads_cache:
+            return 0
+        first, last = start // size, (request.num_known_tokens - 1) // size
+        if first >= last:
+            return 0
+        blocks = self._manager.cache.find(self._keys(request, last)[first:last])
+        if not blocks:
+            return 0
+        self._manager.share(request, blocks)
+        request.num_computed_tokens = start + len(blocks) * size
+        request.num_published = first + len(blocks)
+        return len(blocks) * size
+
+    def adopt(self, request: Request, source: Request, num_tokens: int) -> None:
+        """Gives a request the source's blocks of its first `num_tokens` tokens, which are the same in both and have
+        been scheduled for the source. The last of these blocks may be filled in part."""
+        table = request.block_ids
+        self._manager.share(request, source.block_ids[len(table) : self._manager.blocks_for(num_tokens)])
+        request.num_computed_tokens = num_tokens
+        request.num_published = min(source.num_published, num_tokens // self._size)
+        request.is_findable = request.is_findable and source.is_findable
+
+    def adopt_prompt(self, request: Request) -> None:
+        """The same from a sibling that has computed the prompt, if one runs: all of it but the last token, from which
+        the request draws its first."""
+        num_prompt = request.num_prompt_tokens
+        if request.num_computed_tokens >= num_prompt - 1:
+            return
+        for source in request.siblings:
+            if source.status is RequestStatus.RUNNING and source.num_computed_tokens >= num_prompt:
+                self.adopt(request, source, num_prompt - 1)
+                return
+
+    def admitted(self, request: Request) -> None:
+        """Notes what a request found, which holds a slot now."""
+        if request.admission == 1:
+            request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+            if self._enabled and request.reads_cache and not request.child_index:
+                self.num_queries += request.num_prompt_tokens
+                self.num_hits += request.num_cached_tokens
+
+    def advance_running(self, request: Request) -> int:
+        """`advance` for a request that holds a slot: others may have computed what it lacks since it was admitted."""
+        moved = self.advance(request)
+        if moved and request.admission == 1:
+            request.num_cached_tokens += moved
+            if not request.child_index:
+                self.num_hits += moved
+        return moved
+
+    def publish(self, request: Request, num_computed: int) -> None:
+        """Puts a request's new full blocks into the cache.
+
+        Args:
+            num_computed: tokens whose keys and values are in the pool after the steps in flight and the one that is
+                being scheduled.
+        """
+        num_full = min(num_computed, request.num_known_tokens) // self._size
+        if num_full <= request.num_published or not (self._enabled and request.is_findable):
+            return
+        keys, put = self._keys(request, num_full), self._manager.cache.put
+        for index in range(request.num_published, num_full):
+            put(keys[index], request.block_ids[index])
+        request.num_published = num_full
+
+    def withdraw(self, request: Request) -> None:
+        """Nobody finds this request's blocks any more, those it computes from now on included."""
+        self._manager.forget(request.block_ids)
+        request.is_findable = False
+
+    def _keys(self, request: Request, count: int) -> list[bytes]:
+        """At least the first `count` keys of a request, which has as many full blocks of known ids."""
+        keys = request.block_keys
+        if len(keys) < count:
+            before = keys[-1] if keys else root_of(request.cache_salt)
+            keys += block_keys(request.token_ids(len(keys) * self._size, count * self._size), self._size, before)
+        return keys
