@@ -54,7 +54,6 @@ SAMPLING_KEYS = {
     "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
-END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
 ROPE_FACTORS = "rope_freqs.weight"
 # The settings of all released Llama 3.1, 3.2 and 3.3 models but for their factor, 8 or 32.
 LLAMA3: dict[str, Any] = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
