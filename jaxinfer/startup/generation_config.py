@@ -77,7 +77,13 @@ def sampling_defaults(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def end_ids(entries: Mapping[str, Any]) -> frozenset[int]:
-    """`eos_token_id` of the entries: one id or a list; 0 is an id like any other."""
+    """`eos_token_id` of the entries: one id or a list; 0 is an id like any other.
+
+    Raises:
+        ValueError: it is neither.
+    """
     value = entries.get("eos_token_id")
-    ids = value if isinstance(value, list | tuple) else [value]
-    return frozenset(int(token) for token in ids if token is not None)
+    ids = value if isinstance(value, list | tuple) else [] if value is None else [value]
+    if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+        raise ValueError(f"the generation config's eos_token_id={value!r} must be a token id, a list of them, or null")
+    return frozenset(ids)
