@@ -41,8 +41,6 @@ class BlockManager:
         """What full blocks hold. Put only blocks there that somebody owns."""
         self.num_refs = [0] * config.num_blocks
         """Owners of each block; read only."""
-        self.num_table_entries = 0
-        """Entries of all block tables: owned blocks, each as often as it is shared."""
         # A stack: the block freed last is used first, so that a lightly used pool stays in few pages.
         self._empty = list(range(self.num_blocks, PADDING_BLOCK, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -75,7 +73,6 @@ class BlockManager:
         if needed > 0:
             self._owners.add(owner)
             owner.block_ids += [self._take() for _ in range(needed)]
-            self.num_table_entries += needed
         return True
 
     def allocate_writable(self, owner: BlockOwner, first: int, num_tokens: int) -> bool:
@@ -127,7 +124,6 @@ class BlockManager:
                 del self._cached[block]
             self.num_refs[block] += 1
         owner.block_ids += block_ids
-        self.num_table_entries += len(block_ids)
 
     def free(self, owner: BlockOwner) -> None:
         """Empties the owner's block table; blocks that nobody else owns are free again."""
@@ -138,7 +134,6 @@ class BlockManager:
                     self._cached[block] = None
                 else:
                     self._empty.append(block)
-        self.num_table_entries -= len(owner.block_ids)
         owner.block_ids.clear()
         self._owners.discard(owner)
 
@@ -174,8 +169,6 @@ class BlockManager:
                 raise RuntimeError(f"block {block} has {held[block]} owners and is {free[block]} times free")
             if not held[block] and (block in self.cache) != (block in self._cached):
                 raise RuntimeError(f"block {block} is free, and the cache and the free list differ about it")
-        if self.num_table_entries != held.total():
-            raise RuntimeError(f"{self.num_table_entries} table entries are counted, and there are {held.total()}")
         if self.num_free_blocks + len(held) != self.num_blocks:
             raise RuntimeError(f"{self.num_free_blocks} free and {len(held)} owned blocks are not {self.num_blocks}")
 

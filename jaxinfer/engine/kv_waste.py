@@ -1,5 +1,17 @@
 """KV waste: allocated cache slots that hold nothing."""
 
+from collections.abc import Iterable
+
+from jaxinfer.engine.request import Request
+
+
+def count_slots(num_used_blocks: int, block_size: int, running: Iterable[Request]) -> tuple[int, int]:
+    """Allocated KV slots, and how many of them hold a token; what several requests share counts once."""
+    num_slots = num_used_blocks * block_size
+    # Only the ends of tables are empty, and whoever shares one is about to copy it.
+    num_empty = sum(len(request.block_ids) * block_size - request.num_computed_tokens for request in running)
+    return num_slots, max(0, num_slots - num_empty)
+
 
 class KVWaste:
     """Statistics of the share of allocated KV slots that hold no token and are not reserved for the running step."""

@@ -80,6 +80,13 @@ class RowResult:
     prompt_logprobs: RowLogprobs | None = None
     allowed: bool = True
 
+    @property
+    def drawn(self) -> int:
+        """The token of a row that samples; ValueError when it brought none."""
+        if self.token_id is None:
+            raise ValueError("a row that samples brought back no token")
+        return self.token_id
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:

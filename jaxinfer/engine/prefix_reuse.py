@@ -72,22 +72,28 @@ class PrefixReuse:
                 self.adopt(request, source, num_prompt - 1)
                 return
 
-    def admitted(self, request: Request) -> None:
-        """Notes what a request found, which holds a slot now."""
+    def let_go(self, request: Request) -> None:
+        """Takes a request's blocks; if it is to be computed again, it is from its first token."""
+        self._manager.free(request)
+        request.num_computed_tokens = 0
+        request.num_published = 0
+        request.is_findable = True
+
+    def note_admission(self, request: Request) -> None:
+        """Counts what a request found, which has just got a slot."""
         if request.admission == 1:
             request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
             if self._enabled and request.reads_cache and not request.child_index:
                 self.num_queries += request.num_prompt_tokens
                 self.num_hits += request.num_cached_tokens
 
-    def advance_running(self, request: Request) -> int:
+    def advance_running(self, request: Request) -> None:
         """`advance` for a request that holds a slot: others may have computed what it lacks since it was admitted."""
         moved = self.advance(request)
         if moved and request.admission == 1:
             request.num_cached_tokens += moved
             if not request.child_index:
                 self.num_hits += moved
-        return moved
 
     def publish(self, request: Request, num_computed: int) -> None:
         """Puts a request's new full blocks into the cache.

@@ -45,6 +45,7 @@ class Request:
         num_cached_tokens: prompt tokens that were in the pool already when it was to compute them for the first time.
         siblings: all samples of its prompt, itself included; empty when it is alone.
         followers: siblings that wait until it has computed the prompt.
+        is_paused: it computes nothing until the scheduler's `resume`.
         slot: row of the per-request device state while running, else -1.
         order: place among all requests, set by the scheduler; the smaller goes first.
         admission: counts admissions (above 1 after a preemption); device state of an earlier one is stale.
@@ -74,6 +75,7 @@ class Request:
     num_cached_tokens: int = 0
     siblings: Sequence["Request"] = ()
     followers: list["Request"] = field(default_factory=list)
+    is_paused: bool = False
     slot: int = -1
     order: tuple[int, float, int] = (0, 0.0, 0)
     admission: int = 0
@@ -135,6 +137,14 @@ class Request:
             is_synchronous=self.is_synchronous,
             output_token_ids=list(self.output_token_ids if output_token_ids is None else output_token_ids),
         )
+
+    def num_common(self, other: "Request") -> int:
+        """How many tokens both begin with, as far as the host knows them."""
+        count = min(self.num_known_tokens, other.num_known_tokens)
+        own, others = self.token_ids(0, count), other.token_ids(0, count)
+        if own == others:
+            return count
+        return next(index for index in range(count) if own[index] != others[index])
 
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Known tokens at positions `start .. stop - 1` (prompt, then committed output)."""

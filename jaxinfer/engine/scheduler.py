@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 from jaxinfer.cache.block_manager import BlockManager
 from jaxinfer.config import CacheConfig, SchedulerConfig
+from jaxinfer.engine.admission import Admission
 from jaxinfer.engine.chunk_draft import ChunkDraft
-from jaxinfer.engine.kv_waste import KVWaste
-from jaxinfer.engine.plan import RowResult, ScheduledRow, StepPlan, StepResult
+from jaxinfer.engine.kv_waste import KVWaste, count_slots
+from jaxinfer.engine.plan import RowResult, StepPlan, StepResult
 from jaxinfer.engine.prefix_reuse import PrefixReuse
 from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.running_set import RunningSet
 from jaxinfer.engine.scheduler_stats import SchedulerStats
 from jaxinfer.engine.step_rows import chunk_rows, decode_rows
-from jaxinfer.engine.waiting_queue import WaitingQueue
 
 
 class _Uncommitted(NamedTuple):
@@ -72,13 +72,11 @@ class Scheduler:
         # A block's worth, but small enough that under a small budget a few long prompts leave something for others.
         self._min_chunk = min(cache.block_size, max(1, config.max_num_batched_tokens // 32))
         self._requests: dict[str, Request] = {}
-        self._waiting = WaitingQueue()
         self._running = RunningSet(config.max_num_seqs)
+        self._admission = Admission(self.block_manager, self._running, self._reuse)
         self._uncommitted: deque[_Uncommitted] = deque()
         self._waste = KVWaste()
-        self._leaders: dict[Request, Request] = {}
         self._num_added = 0
-        self._num_stored_tokens = 0
         self._num_steps = 0
         self._num_tokens = 0
         self._num_preemptions = 0
@@ -89,7 +87,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + len(self._leaders)
+        return len(self._admission)
 
     @property
     def has_unfinished(self) -> bool:
@@ -143,7 +141,7 @@ class Scheduler:
             ValueError: the prompt does not fit the pool or leaves no room for a token, or the id is in use.
         """
         self._register(request, followers)
-        self._waiting.push(request)
+        self._admission.queue(request)
 
     def fork(self, source: Request, request: Request, followers: Sequence[Request] = ()) -> Request:
         """Adds a request that begins with the source's tokens: it shares the source's blocks as far as both have the
@@ -166,7 +164,7 @@ class Scheduler:
         """
         if source.is_finished:
             raise ValueError(f"request_id={source.request_id!r} has finished; only unfinished requests can be forked")
-        num_common = _num_common(source, request)
+        num_common = source.num_common(request)
         if request.cache_salt == source.cache_salt:
             request.block_keys = source.block_keys[: num_common // self._block_size]
         self._register(request, followers)
@@ -174,9 +172,9 @@ class Scheduler:
         if source.status is RequestStatus.RUNNING and self._running.num_free_slots and num_shared > 0:
             self._running.add(request)
             self._reuse.adopt(request, source, num_shared)
-            self._note_admission(request)
+            self._reuse.note_admission(request)
         else:
-            self._waiting.push(request)
+            self._admission.queue(request)
         return request
 
     def forget_prefixes(self) -> None:
@@ -221,16 +219,13 @@ class Scheduler:
         """
         if request.is_finished:
             return
-        waited = request.status is not RequestStatus.RUNNING
-        if not waited:
+        was_running = request.status is RequestStatus.RUNNING
+        if was_running:
             self._release(request)
         request.status = RequestStatus.FINISHED
-        if (leader := self._leaders.pop(request, None)) is not None:
-            leader.followers.remove(request)
-        elif waited:
-            self._waiting.note_finished()
-        if request.followers:
-            self._pass_on(request)
+        if not was_running:
+            self._admission.note_finished(request)
+        self._admission.pass_on(request)
         request.num_inflight = 0
         request.finish_reason, request.stop_reason, request.error = reason, stop_reason, error
         del self._requests[request.request_id]
@@ -257,20 +252,19 @@ class Scheduler:
         decodes, prefills = self._choose_decodes()
         chunks = self._choose_chunks(prefills, len(decodes))
         placed = self._grow_chunks(chunks[: len(prefills)], decodes)
-        placed += self._admit_chunks(chunks[len(prefills) :])
+        placed += self._admission.admit(chunks[len(prefills) :])
         rows = decode_rows(decodes) + chunk_rows(placed)
         if not rows:
             return None
         for request in decodes:
             self._reuse.publish(request, request.num_computed_tokens)
-        if self._leaders:
-            self._release_followers(rows)
+        self._admission.release_followers(rows)
         num_tokens = len(decodes) + sum(share for _, share in placed)
         self._num_steps += 1
         self._num_tokens += num_tokens
-        self._num_stored_tokens += num_tokens
         plan = StepPlan(tuple(rows), num_tokens, self.block_manager.take_copies())
-        self._uncommitted.append(_Uncommitted(plan, *self._slots_and_tokens()))
+        slots = count_slots(self.block_manager.num_used_blocks, self._block_size, self._running)
+        self._uncommitted.append(_Uncommitted(plan, *slots))
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[tuple[Request, RowResult]]:
@@ -295,7 +289,7 @@ class Scheduler:
             if row.samples:
                 request.num_inflight -= 1
                 if row_result.finite:
-                    request.output_token_ids.append(_drawn_token(row_result))
+                    request.output_token_ids.append(row_result.drawn)
                     self._reuse.publish(request, request.num_computed_tokens)
             if not row_result.finite:
                 self._reuse.withdraw(request)
@@ -303,14 +297,6 @@ class Scheduler:
         done = self._uncommitted.popleft()
         self._waste.record(done.num_slots, done.num_tokens, result.device_seconds)
         return accepted
-
-    def _slots_and_tokens(self) -> tuple[int, int]:
-        """Allocated KV slots, and how many of them are filled after this step; what is shared counts once."""
-        manager, size = self.block_manager, self._block_size
-        num_slots = manager.num_used_blocks * size
-        # Only ends of tables are empty, and a shared end is copied before anybody writes to it.
-        num_empty = manager.num_table_entries * size - self._num_stored_tokens
-        return num_slots, max(0, num_slots - num_empty)
 
     def _register(self, request: Request, followers: Sequence[Request]) -> None:
         """Checks a new request, hashes its tokens and gives it and its followers their places in the order."""
@@ -336,8 +322,7 @@ class Scheduler:
             if followers:
                 member.siblings = group
                 member.block_keys = request.block_keys.copy()
-        request.followers += followers
-        self._leaders.update((follower, request) for follower in followers)
+        self._admission.follow(request, followers)
 
     def _choose_decodes(self) -> tuple[list[Request], list[Request]]:
         """Running requests that get their one missing token, blocks for it included, and those that lack more."""
@@ -349,7 +334,7 @@ class Scheduler:
             if num_tokens >= request.max_total_tokens:
                 continue  # its last token is in flight
             if num_tokens - request.num_computed_tokens > 1:
-                self._advance(request)
+                self._reuse.advance_running(request)
                 prefills.append(request)
                 continue
             blocks = request.block_ids
@@ -364,41 +349,11 @@ class Scheduler:
         spare_rows = config.max_num_seqs - len(self._running)
         draft = ChunkDraft(config.max_num_batched_tokens - num_decodes, spare_rows, self._min_chunk)
         for index, request in enumerate(prefills):
-            nobody_waits = not self._waiting or not self._running.num_free_slots
+            nobody_waits = not self._admission.has_queue or not self._running.num_free_slots
             draft.offer(request, is_last=nobody_waits and index + 1 == len(prefills))
-        if self._waiting and draft.spare_rows and draft.tokens_left:
-            self._offer_waiting(draft)
+        if self._admission.has_queue and draft.spare_rows and draft.tokens_left:
+            self._admission.offer(draft)
         return draft.chunks(num_decodes, config.token_buckets)
-
-    def _offer_waiting(self, draft: ChunkDraft) -> None:
-        """Moves requests from the head of the waiting queue into the draft while they are admissible. They own what
-        they reuse from now on, so that nobody else is given these blocks."""
-        manager = self.block_manager
-        room = manager.num_free_blocks - sum(map(self._blocks_ahead, self._running))
-        # Who waits for a running sibling's prompt comes before all that wait in the queue.
-        slots = self._running.num_free_slots - sum(len(request.followers) for request in self._running)
-        while room > 0 and slots > 0 and draft.tokens_left and (head := self._waiting.peek()) is not None:
-            if head.num_inflight or not draft.spare_rows:
-                break
-            num_free = manager.num_free_blocks
-            self._reuse.advance(head)
-            self._reuse.adopt_prompt(head)
-            room -= num_free - manager.num_free_blocks + self._blocks_ahead(head)
-            if room < 0:
-                self._let_go(head)
-                break
-            self._waiting.pop()
-            draft.spare_rows -= 1
-            slots -= 1 + len(head.followers)
-            if not draft.offer(head, is_last=not self._waiting or not draft.spare_rows or slots <= 0):
-                break
-
-    def _blocks_ahead(self, request: Request) -> int:
-        """Blocks that the request lacks for its tokens and for one block of growth, as far as it can grow."""
-        manager = self.block_manager
-        horizon = min(request.num_tokens + self._block_size, request.max_total_tokens - 1)
-        missing = max(0, manager.blocks_for(horizon) - len(request.block_ids))
-        return missing + manager.shares_block(request, request.num_computed_tokens)
 
     def _grow_chunks(self, chunks: list[tuple[Request, int]], decodes: list[Request]) -> list[tuple[Request, int]]:
         """Blocks for running requests' chunks; a chunk shrinks to the free blocks before anybody is preempted."""
@@ -406,7 +361,7 @@ class Scheduler:
         for request, share in chunks:
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted by a better one of this loop
-            self._advance(request)
+            self._reuse.advance_running(request)
             start = request.num_computed_tokens
             blocks = len(request.block_ids) + manager.num_free_blocks - manager.shares_block(request, start)
             share = min(share, max(blocks * self._block_size - start, 1), request.num_tokens - start)
@@ -414,52 +369,6 @@ class Scheduler:
                 self._reuse.publish(request, start + share)
                 placed.append((request, share))
         return placed
-
-    def _admit_chunks(self, chunks: list[tuple[Request, int]]) -> list[tuple[Request, int]]:
-        """Slots and blocks for requests from the waiting queue; from the first without a share on they go back."""
-        placed: list[tuple[Request, int]] = []
-        for index, (request, share) in enumerate(chunks):
-            if not share or index > len(placed):
-                self._let_go(request)
-                self._waiting.push(request)
-                continue
-            # Again, since those before it in this step may have begun with the same tokens.
-            self._reuse.advance(request)
-            self._running.add(request)
-            self._note_admission(request)
-            start = request.num_computed_tokens
-            share = min(share, request.num_tokens - start)
-            if not self.block_manager.allocate_writable(request, start, start + share):
-                raise RuntimeError(f"request {request.request_id!r} was admitted without free blocks")
-            self._reuse.publish(request, start + share)
-            placed.append((request, share))
-        return placed
-
-    def _note_admission(self, request: Request) -> None:
-        """Counts what a request that got a slot has in the pool already."""
-        self._reuse.admitted(request)
-        self._num_stored_tokens += request.num_computed_tokens
-
-    def _advance(self, request: Request) -> None:
-        self._num_stored_tokens += self._reuse.advance_running(request)
-
-    def _release_followers(self, rows: Sequence[ScheduledRow]) -> None:
-        """Lets the siblings of requests whose prompts are computed by these rows into the waiting queue."""
-        for row in rows:
-            if row.samples and row.request.followers:
-                for follower in row.request.followers:
-                    del self._leaders[follower]
-                    self._waiting.push(follower)
-                row.request.followers = []
-
-    def _pass_on(self, request: Request) -> None:
-        """The first follower of a request that ended before its prompt was computed leads the others."""
-        leader, *others = request.followers
-        request.followers = []
-        del self._leaders[leader]
-        leader.followers = others
-        self._leaders.update((follower, leader) for follower in others)
-        self._waiting.push(leader)
 
     def _grow(self, request: Request, num_tokens: int, decodes: list[Request]) -> bool:
         """Gives a running request blocks that it may write to up to `num_tokens` tokens, taken from worse requests
@@ -479,37 +388,11 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self._release(request)
-        request.num_computed_tokens = 0
-        request.num_published = 0
-        request.is_findable = True
         request.status = RequestStatus.WAITING
-        self._waiting.push(request)
+        self._admission.queue(request)
         self._num_preemptions += 1
-
-    def _let_go(self, request: Request) -> None:
-        """A waiting request gives back what it was about to reuse."""
-        self.block_manager.free(request)
-        request.num_computed_tokens = 0
-        request.num_published = 0
-        request.is_findable = True
 
     def _release(self, request: Request) -> None:
         """Takes slot and blocks away from a running request."""
         self._running.remove(request)
-        self.block_manager.free(request)
-        self._num_stored_tokens -= request.num_computed_tokens
-
-
-def _drawn_token(result: RowResult) -> int:
-    if result.token_id is None:
-        raise ValueError("a row that samples brought back no token")
-    return result.token_id
-
-
-def _num_common(left: Request, right: Request) -> int:
-    """How many tokens both begin with, as far as the host knows them."""
-    count = min(left.num_known_tokens, right.num_known_tokens)
-    pair = left.token_ids(0, count), right.token_ids(0, count)
-    if pair[0] == pair[1]:
-        return count
-    return next(index for index, (one, other) in enumerate(zip(*pair, strict=True)) if one != other)
+        self._reuse.let_go(request)
