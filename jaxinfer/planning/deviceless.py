@@ -77,7 +77,7 @@ def gpu_target(name: str, num_devices: int = 1) -> GPUTarget:
     """Devices of a GPU model that need not exist.
 
     Args:
-        name: one of `GPU_SPECS`: "a100-40g", "a100-80g", "rtx4090", "h100", "h200".
+        name: one of `GPU_SPECS`, such as "a100-80g" or "h200".
         num_devices: GPUs in one machine.
 
     Raises:
@@ -95,8 +95,8 @@ def gpu_target(name: str, num_devices: int = 1) -> GPUTarget:
         )
     except Exception as error:  # the exception's type differs between JAX versions
         raise RuntimeError(
-            f"JAX cannot describe a GPU ({error}): its CUDA plugin is missing or did not start. Install "
-            f"jax-cuda12-plugin=={jax.__version__}, jax-cuda12-pjrt=={jax.__version__} and nvidia-cuda-nvcc-cu12; on a "
+            f"JAX cannot describe a GPU ({error}): its CUDA plugin is missing or did not start. Run `pip install "
+            f"jax-cuda12-plugin=={jax.__version__} jax-cuda12-pjrt=={jax.__version__} nvidia-cuda-nvcc-cu12`; on a "
             "machine without a GPU set JAX_PLATFORMS=cpu for the process"
         ) from error
     return GPUTarget(spec, Mesh(np.array(topology.devices), ("model",), axis_types=(AxisType.Auto,)))

@@ -7,7 +7,7 @@ from functools import cached_property
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.planning.formulas import kv_token_size, model_weight_size
 from jaxinfer.planning.gpu_specs import GPUSpec
-from jaxinfer.planning.memory import DeviceBudget, blocks_for
+from jaxinfer.planning.memory import DeviceBudget, blocks_for, held_tokens
 from jaxinfer.planning.step_memory import StepMemory, step_memory
 
 TYPICAL_SHARE = 4
@@ -120,12 +120,18 @@ def needed_blocks(setting: Setting) -> int:
     One request needs its whole context. Of R requests at different points of different lengths, all are hardly ever
     long at once: what they hold has the mean ``R * mean_context`` and a spread that grows with the root of R, so
     ``R * mean + sqrt(R) * (context - mean)``. With `mean_context=context` that is R times the context. Half a block of
-    each request but one is empty on average.
+    each request but one is empty on average. Where all layers have a window, a request holds what is in sight.
     """
-    context, count = setting.context, setting.max_seqs
-    mean = mean_tokens(setting)
-    tokens = math.ceil(count * mean + math.sqrt(count) * (context - mean))
+    count = setting.max_seqs
+    longest = _held(setting, max(setting.max_num_batched_tokens, count))
+    decoding = _held(setting, 1)
+    mean = min(mean_tokens(setting), decoding)
+    tokens = math.ceil(count * mean + math.sqrt(count) * (decoding - mean)) + longest - decoding
     return blocks_for(tokens, setting.block_size) + (count - 1) // 2
+
+
+def _held(setting: Setting, chunk: int) -> int:
+    return held_tokens(setting.model, setting.block_size, setting.context, chunk)
 
 
 def mean_tokens(setting: Setting) -> int:

@@ -7,7 +7,7 @@ from jaxinfer.planning.candidates import MAX_GPUS, Question, best_plan, candidat
 from jaxinfer.planning.formulas import model_weight_size
 from jaxinfer.planning.gpu_names import NamedGPU
 from jaxinfer.planning.gpu_specs import GPU_SPECS
-from jaxinfer.planning.memory_plan import MemoryPlan, mean_tokens, memory_plan, most_seqs
+from jaxinfer.planning.memory_plan import MemoryPlan, mean_tokens, memory_plan, most_seqs, needed_blocks
 from jaxinfer.planning.roofline import Roofline
 
 LARGEST_SPLIT = 64
@@ -89,7 +89,7 @@ def _of_precision(question: Question, plan: MemoryPlan) -> Iterator[str]:
 
 def _of_requests(question: Question, plan: MemoryPlan) -> Iterator[str]:
     setting = plan.setting
-    full = (plan.num_blocks - 1) // -(-setting.context // setting.block_size)
+    full = (plan.num_blocks - 1) // (needed_blocks(replace(setting, max_seqs=1)) - 1)
     yield (
         f"the cache holds {plan.kv_tokens:,} tokens: {_count(full)} of the whole context, or {setting.max_seqs} at "
         f"different points of theirs ({mean_tokens(setting):,} tokens on average)"

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def planned_model(model: float | str | Path | ModelConfig) -> PlannedModel:
     size = None if isinstance(model, Path) else billions(model)
     if size is not None:
         return PlannedModel(f"{size:g}B", generic_model(size))
-    path = Path(model)
+    path = Path(str(model))
     if path.exists():
         return _of_path(path)
     named = preset_named(str(model))
@@ -57,9 +57,10 @@ def planned_model(model: float | str | Path | ModelConfig) -> PlannedModel:
 
 
 def _of_path(path: Path) -> PlannedModel:
+    path = path.resolve()
     file = path / "config.json" if path.is_dir() else path
     if file.suffix == ".json" and file.is_file():
-        return _of_hf_config(path.name, json.loads(file.read_text(encoding="utf-8")))
+        return _of_hf_config(file.parent.name, json.loads(file.read_text(encoding="utf-8")))
     from jaxinfer.checkpoint.checkpoint import open_checkpoint
 
     return PlannedModel(path.name, open_checkpoint(path).model_config)
@@ -73,13 +74,14 @@ def _of_hub(name: str) -> PlannedModel:
         path = resolve_model(name, weights=False, cache_dir=default_cache_dir())
     except (ValueError, ConnectionError) as error:
         raise type(error)(f"{error}. Models known by name: {', '.join(PRESETS)}; or give a size, such as 7B") from error
-    return PlannedModel(name, _of_path(path).config, _of_path(path).quant)
+    return replace(_of_path(path), name=name)
 
 
 def _of_hf_config(name: str, config: Mapping[str, Any]) -> PlannedModel:
+    from jaxinfer.models.families.wrapper import text_config
     from jaxinfer.models.registry import family_of_hf_config
 
-    plain = {key: value for key, value in config.items() if key != "quantization_config"}
-    method = str((config.get("quantization_config") or {}).get("quant_method", "")).lower()
+    text = text_config(config)
+    method = str((text.pop("quantization_config", None) or {}).get("quant_method", "")).lower()
     quant = method if method in WEIGHT_FORMATS else None
-    return PlannedModel(name, family_of_hf_config(plain).model_config(plain), quant)
+    return PlannedModel(name, family_of_hf_config(text).model_config(text), quant)

@@ -9,6 +9,7 @@ import pytest
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import param_shapes
 from jaxinfer.models.registry import family_of_hf_config
+from jaxinfer.planning.formulas import count_parameters
 
 
 def sizes(
@@ -72,3 +73,4 @@ def config_of(name: str) -> ModelConfig:
 def test_number_of_parameters(name: str) -> None:
     leaves = jax.tree.leaves(param_shapes(config_of(name), "bfloat16"))
     assert sum(int(np.prod(leaf.shape)) for leaf in leaves) == MODELS[name][2]
+    assert count_parameters(config_of(name)).total == MODELS[name][2]
