@@ -71,9 +71,7 @@ class QuantArray:
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["codes", "scale", "offset", "codebook"], meta_fields=["shape"]
-)
+@partial(jax.tree_util.register_dataclass, data_fields=["codes", "scale", "offset", "codebook"], meta_fields=["shape"])
 @dataclass(frozen=True)
 class CodedScale:
     """Scales of a matrix in 8 bits (double quantisation, arXiv:2305.14314): ``codebook[code] * scale + offset``.

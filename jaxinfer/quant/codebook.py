@@ -59,17 +59,14 @@ def quantize_nf4(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         uint8 codes of that shape, float32 scales `[groups]`. A group of zeros has the scale 0.
     """
     scaled, scale = _scaled(groups)
-    middles = (NF4[1:] + NF4[:-1]) / 2
-    return np.searchsorted(middles, scaled, side="left").astype(np.uint8), scale
+    return _nearest(scaled, NF4), scale
 
 
 def quantize_fp4(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Like `quantize_nf4`, with indices into `FP4`; a magnitude in the middle goes to the smaller one."""
     scaled, scale = _scaled(groups)
     order = np.argsort(FP4[:8]).astype(np.uint8)
-    magnitudes = FP4[:8][order]
-    middles = (magnitudes[1:] + magnitudes[:-1]) / 2
-    codes = order[np.searchsorted(middles, np.abs(scaled), side="left")]
+    codes = order[_nearest(np.abs(scaled), FP4[:8][order])]
     return codes + np.where(scaled < 0, np.uint8(8), np.uint8(0)), scale
 
 
@@ -91,6 +88,14 @@ def quantize_scales(scale: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.float
     middles = (DYNAMIC[1:] + DYNAMIC[:-1]) / 2
     codes = np.searchsorted(middles, scaled.reshape(-1)[: centred.size], side="left")
     return codes.astype(np.uint8), block_scale, offset
+
+
+def _nearest(values: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Index of the nearest entry of a short ascending table, of two equally near the lower one."""
+    codes = np.zeros(values.shape, np.uint8)
+    for middle in (table[1:] + table[:-1]) / 2:  # several times as fast as a search
+        codes += values > middle
+    return codes
 
 
 def _scaled(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,7 +1,7 @@
 """Which parameters of a model are quantised, and how."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import jax
@@ -42,6 +42,7 @@ class QuantPlan:
         embedding: whether the token table is stored in 8 bits; with tied weights it is the head, too.
         fast_form: whether matrices end up as int8 per output channel, made from the values that the method gives: what
             a CPU multiplies quickly.
+        kept: of "gguf": path -> format of the parameters whose codes are taken over from the file.
     """
 
     method: Method
@@ -51,9 +52,12 @@ class QuantPlan:
     head: bool = False
     embedding: bool = False
     fast_form: bool = False
+    kept: Mapping[str, Storage] = field(default_factory=dict)
 
     def source(self, path: str, shape: tuple[int, ...]) -> Storage | None:
         """The format that the method gives a parameter; None for floats."""
+        if path in self.kept:
+            return self.kept[path]
         axis = input_axis(path, shape)
         if axis is None or not self._includes(path):
             return None
@@ -79,12 +83,12 @@ class QuantPlan:
             return spec
         return quantized_shape(spec.shape, _input_axis(path, spec.shape), storage, spec.dtype.name)
 
-    def apply(self, path: str, values: np.ndarray, dtype: str) -> np.ndarray | QuantArray:
+    def apply(self, path: str, values: np.ndarray | QuantArray, dtype: str) -> np.ndarray | QuantArray:
         """A parameter as it is stored: float parameters as they are, quantised ones as NumPy arrays.
 
         Args:
             path: of the parameter.
-            values: floats of any dtype.
+            values: floats of any dtype, or what the method makes of them already.
             dtype: name of the dtype that the parameter has in floats.
 
         Raises:
@@ -95,7 +99,7 @@ class QuantPlan:
             return values
         axis = _input_axis(path, values.shape)
         try:
-            array = quantize(values, axis, source, dtype)
+            array = values if isinstance(values, QuantArray) else quantize(values, axis, source, dtype)
         except ValueError as error:
             raise ValueError(f"parameter {path!r} {error}") from error
         return array if source == stored else quantize(dequantized(array), axis, stored, dtype)

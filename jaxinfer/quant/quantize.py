@@ -14,7 +14,7 @@ from jaxinfer.quant.fp8 import quantize_fp8
 from jaxinfer.quant.integer import quantize_asymmetric, quantize_symmetric
 from jaxinfer.quant.storage import SCALES_PER_BLOCK, Storage
 
-CHUNK_VALUES = 1 << 22  # values at a time, so that the temporaries stay small
+CHUNK_VALUES = 1 << 18  # values at a time, so that the temporaries stay in the processor's cache
 _CODEBOOKS = {"nf4": NF4, "fp4": FP4}
 _Codes = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
