@@ -1,8 +1,8 @@
 """bitsandbytes' 4-bit tables NF4 and FP4, and its quantisation of the scales. NumPy.
 
-NF4 is the table of arXiv:2305.14314, appendix E. Which entry a value becomes follows bitsandbytes' kernels: the nearest,
-and the lower one in the middle between two. Blocks run along a channel, where bitsandbytes' run through the whole
-matrix; they are the same where the block divides a channel.
+NF4 is the table of arXiv:2305.14314, appendix E. Which entry a value becomes follows bitsandbytes' kernels: the
+nearest, and the lower one in the middle between two. Blocks run along a channel, where bitsandbytes' run through the
+whole matrix; they are the same where the block divides a channel.
 """
 
 import numpy as np

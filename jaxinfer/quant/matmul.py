@@ -1,5 +1,7 @@
 """Products of activations with a QuantArray."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -59,12 +61,20 @@ def _two_halves_product(x: jax.Array, weight: QuantArray) -> jax.Array:
 
 
 def _float_product(x: jax.Array, weight: QuantArray) -> jax.Array:
-    """In float32, with the weights converted beforehand."""
+    """In float32, with the weights converted beforehand; but not before x is there, or all of a program's matrices
+    would be converted at its beginning."""
     x = x.astype(jnp.float32)
+    weight = replace(weight, codes=weight.codes + _zero_of(x).astype(weight.codes.dtype))
     if weight.group == weight.row and weight.offset is None:
         values = lax.optimization_barrier(code_values(weight))
         return _dot(x, values, jnp.float32) * _channel_scales(weight)
     return _dot(x, lax.optimization_barrier(dequantize(weight)).reshape(weight.channels, weight.row), jnp.float32)
+
+
+def _zero_of(x: jax.Array) -> jax.Array:
+    """uint32 0 that XLA computes from x: what it is added to waits for x."""
+    bits = lax.bitcast_convert_type(x[0, 0], jnp.uint32)
+    return lax.population_count(bits) >> 6
 
 
 def quantize_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:

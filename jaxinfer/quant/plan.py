@@ -2,26 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxinfer.quant.array import QuantArray
 from jaxinfer.quant.quantize import dequantized, quantize, quantized_shape
-from jaxinfer.quant.storage import Storage, fitting
-
-Method = Literal["int8", "int8_w8a8", "fp8", "int4", "nf4", "fp4", "gguf"]
-FORMATS: Mapping[Method, Storage] = {
-    "int8": Storage("int8"),
-    "int8_w8a8": Storage("int8", act_bits=8),
-    "fp8": Storage("fp8"),
-    "int4": Storage("int4", 128),
-    "nf4": Storage("nf4", 64),
-    "fp4": Storage("fp4", 64),
-    "gguf": Storage("int8", 32),  # for tensors of other types than those whose codes are taken over
-}
-"""Method -> format of a layer's matrices, unless the plan says otherwise."""
+from jaxinfer.quant.storage import FORMATS, Method, Storage, fitting
 
 # Output axes come first in a parameter: one in these, all but the last in the other matrices.
 _ONE_OUTPUT_AXIS = ("attn/out/kernel", "mlp/down/kernel", "shared/down/kernel")

@@ -1,5 +1,6 @@
-"""How one matrix is stored. Never imports JAX."""
+"""How one matrix is stored. Imports neither JAX nor NumPy."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -72,3 +73,16 @@ def fitting(wanted: Storage, row: int, last: int) -> Storage:
     if group and row % group:
         return Storage("int8", act_bits=wanted.act_bits)
     return replace(wanted, group=group)
+
+
+Method = Literal["int8", "int8_w8a8", "fp8", "int4", "nf4", "fp4", "gguf"]
+FORMATS: Mapping[Method, Storage] = {
+    "int8": Storage("int8"),
+    "int8_w8a8": Storage("int8", act_bits=8),
+    "fp8": Storage("fp8"),
+    "int4": Storage("int4", 128),
+    "nf4": Storage("nf4", 64),
+    "fp4": Storage("fp4", 64),
+    "gguf": Storage("int8", 32),  # for tensors of other types than those whose codes are taken over
+}
+"""Method -> format of a layer's matrices, unless the plan says otherwise."""
