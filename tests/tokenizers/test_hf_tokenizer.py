@@ -62,6 +62,8 @@ def test_special_tokens_and_bos_from_the_config(bpe: tokenizers.Tokenizer, model
         ({"add_bos_token": True}, 0, None),
         ({"add_eos_token": True}, 0, 1),
         ({"add_bos_token": False, "add_eos_token": True}, None, 1),
+        ({"add_bos_token": False, "tokenizer_class": "GemmaTokenizerFast"}, None, None),
+        ({"add_bos_token": False, "add_eos_token": True, "tokenizer_class": "PreTrainedTokenizerFast"}, 0, None),
     ],
 )
 def test_config_overrides_the_pipeline(
