@@ -173,6 +173,9 @@ def test_missing_tokenizer_is_an_error(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
     with pytest.raises(ValueError, match="must be a directory"):
         load_tokenizer(tmp_path / "nothing")
+    (tmp_path / "tekken.json").touch()
+    with pytest.raises(ValueError, match=r"\(tekken.json, which it has, cannot be read alone\); add one"):
+        load_tokenizer(tmp_path)
 
 
 def test_text_must_be_a_string(bpe: tokenizers.Tokenizer, model_dir: ModelDir) -> None:
