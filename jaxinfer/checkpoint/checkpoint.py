@@ -40,7 +40,7 @@ class Checkpoint:
         dtype: the type its weights are meant for: "float32", "bfloat16" or "float16".
         eos_token_ids: ids that end a generation according to config and generation config (not the tokenizer).
         generation_config: sampling defaults that come with it, by Hugging Face's names; empty if none.
-        placements: where each tensor goes; empty for an Orbax directory, which holds `leaves`.
+        placements: where each tensor goes; empty for an Orbax directory, which holds `leaves`, and without weights.
         tied_head: the embedding and a head stored beside it although the config ties them; None without one.
         metadata: a GGUF file's metadata; None for a directory.
         family: the table that names its tensors; None for an Orbax directory, whose tensors are parameters.
@@ -60,6 +60,11 @@ class Checkpoint:
     hf_config: Mapping[str, Any] | None = field(default=None, repr=False)
     leaves: Mapping[str, StoredLeaf] | None = field(default=None, repr=False)
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether there is anything to load."""
+        return bool(self.placements or self.leaves)
+
     def tokenizer(self) -> "Tokenizer":
         """Loads the tokenizer that lies beside or inside the weights.
 
@@ -75,12 +80,13 @@ class Checkpoint:
         return load_tokenizer(self.path)
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, *, needs_weights: bool = True) -> Checkpoint:
     """Reads configuration and tensor tables, and checks that they belong together. No weight is read.
 
     Args:
         path: a GGUF file, or a directory: with config.json and safetensors files, with what `save_checkpoint` wrote, or
             with a single GGUF file.
+        needs_weights: False lets a Hugging Face directory have none.
 
     Raises:
         ValueError: not a checkpoint, unsupported, corrupt, truncated or incomplete; names the file or tensor.
@@ -99,7 +105,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
             )
         path = files[0]
     if path.is_dir():
-        return _open_directory(path)
+        return _open_directory(path, needs_weights)
     if not path.is_file():
         raise ValueError(f"{path} does not exist")
     if path.suffix in hf_directory.PICKLES:
@@ -109,7 +115,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return _open_gguf(path)
 
 
-def _open_directory(path: Path) -> Checkpoint:
+def _open_directory(path: Path, needs_weights: bool) -> Checkpoint:
     said = hf_directory.read_json(path / "config.json")
     generation_path = path / "generation_config.json"
     generation = hf_directory.read_json(generation_path) if generation_path.is_file() else {}
@@ -120,7 +126,8 @@ def _open_directory(path: Path) -> Checkpoint:
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path / 'config.json'}: {error}") from error
     _warn_unknown(path / "config.json", family.unknown_keys(config))
-    tensors: Mapping[str, Tensor] = hf_directory.read_tensors(path)
+    bare = not needs_weights and not hf_directory.has_weights(path)
+    tensors: Mapping[str, Tensor] = {} if bare else hf_directory.read_tensors(path)
     if wrapper.wrapper_of(said) is not None:
         config["architectures"] = [family.architectures[0]]
         tensors = _text_tensors(path, said, tensors)
@@ -128,10 +135,10 @@ def _open_directory(path: Path) -> Checkpoint:
     return Checkpoint(
         path=path,
         model_config=model_config,
-        dtype=_declared_dtype(config) or stored_dtype(tensors.values()),
+        dtype=_declared_dtype(config) or (DTYPES[0] if bare else stored_dtype(tensors.values())),
         eos_token_ids=_eos_ids(path / "config.json", config) | _eos_ids(generation_path, generation),
         generation_config=generation,
-        placements=place_weights(family, model_config, tensors, "hf", path),
+        placements=() if bare else place_weights(family, model_config, tensors, "hf", path),
         tied_head=_tied_head(family, model_config, tensors, "hf"),
         family=family,
         hf_config=config,

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from jaxinfer.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from jaxinfer.checkpoint.hf_export import exported_config
 from jaxinfer.checkpoint.load import read_leaves, resolve_dtype, stored_bytes
 from jaxinfer.checkpoint.orbax_directory import PARAMS, OrbaxModel, StoredLeaf
-from jaxinfer.checkpoint.output_directory import check_output, output_directory
+from jaxinfer.checkpoint.output_directory import check_output, check_room, output_directory
 from jaxinfer.checkpoint.tokenizer_files import write_tokenizer
 from jaxinfer.progress_bar import ProgressBar
 
@@ -67,32 +67,37 @@ def convert_checkpoint(
         progress: show a progress bar.
 
     Raises:
-        ValueError: the model does not load, the output is not free, or no Hugging Face config can describe the model.
+        ValueError: the model does not load, the output is not free, its disk has no room for the parameters, or no
+            Hugging Face config can describe the model.
+        OSError: writing failed; nothing is left.
     """
     if format not in FORMATS:
         raise ValueError(f"format={format!r} must be 'safetensors' or 'orbax'")
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes={max_shard_bytes} must be at least 1")
+    from jaxinfer.checkpoint.leaf_shapes import leaf_shapes
+
     check_output(output)
     checkpoint = open_checkpoint(Path(model).expanduser())
     dtype = checkpoint.dtype if dtype == "auto" else resolve_dtype(dtype, checkpoint.dtype, "any")
+    specs = leaf_shapes(checkpoint.model_config, dtype)
+    if format == "safetensors":  # Orbax compresses
+        check_room(output, sum(spec.size * spec.dtype.itemsize for spec in specs.values()))
     with output_directory(output) as folder:
         has_tokenizer = _tokenizer(checkpoint, folder)
         if format == "orbax":
-            written = _write_orbax(checkpoint, folder, dtype, progress)
+            written = _write_orbax(checkpoint, folder, dtype, specs, progress)
         else:
-            written = _write_safetensors(checkpoint, folder, dtype, max_shard_bytes, progress)
+            written = _write_safetensors(checkpoint, folder, dtype, specs, max_shard_bytes, progress)
     return Conversion(Path(output), format, dtype, *written, tokenizer=has_tokenizer)
 
 
 def _write_safetensors(
-    checkpoint: Checkpoint, folder: Path, dtype: str, max_shard_bytes: int, progress: bool
+    checkpoint: Checkpoint, folder: Path, dtype: str, specs: Mapping[str, Any], max_shard_bytes: int, progress: bool
 ) -> tuple[int, int]:
-    from jaxinfer.checkpoint.leaf_shapes import leaf_shapes
     from jaxinfer.checkpoint.save import write_safetensors
 
     family, config = exported_config(checkpoint)
-    specs = leaf_shapes(checkpoint.model_config, dtype)
     nbytes = write_safetensors(
         folder,
         family,
@@ -109,12 +114,12 @@ def _write_safetensors(
     return sum(spec.size for spec in specs.values()), nbytes
 
 
-def _write_orbax(checkpoint: Checkpoint, folder: Path, dtype: str, progress: bool) -> tuple[int, int]:
-    from jaxinfer.checkpoint.leaf_shapes import leaf_shapes
+def _write_orbax(
+    checkpoint: Checkpoint, folder: Path, dtype: str, specs: Mapping[str, Any], progress: bool
+) -> tuple[int, int]:
     from jaxinfer.checkpoint.orbax import write_description
     from jaxinfer.checkpoint.orbax_io import write_stream
 
-    specs = leaf_shapes(checkpoint.model_config, dtype)
     write_stream(folder / PARAMS, specs, _stream(checkpoint, dtype, progress))
     leaves = {name: StoredLeaf(tuple(spec.shape), dtype) for name, spec in specs.items()}
     try:
@@ -130,7 +135,10 @@ def _stream(checkpoint: Checkpoint, dtype: str, progress: bool) -> Iterator[tupl
     with ProgressBar(
         total=stored_bytes(checkpoint), desc="Converting", unit="B", unit_scale=True, disable=not progress
     ) as bar:
-        yield from read_leaves(checkpoint, dtype, on_bytes=bar.update)
+        for name, values in read_leaves(checkpoint, dtype, on_bytes=bar.update):
+            if dtype == "float16" and not np.isfinite(values).all():
+                warnings.warn(f"parameter {name!r} has values beyond float16's 65504; use bfloat16", stacklevel=2)
+            yield name, values
 
 
 def _tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:

@@ -28,6 +28,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def has_weights(directory: Path) -> bool:
+    """Whether a file of it looks like weights, of a kind that is read or refused."""
+    return any(path.suffix in (".safetensors", ".gguf", *PICKLES) for path in directory.iterdir())
+
+
 def read_tensors(directory: Path) -> dict[str, Tensor]:
     """Reads the headers of a directory's safetensors files; where there is an index, it decides.
 

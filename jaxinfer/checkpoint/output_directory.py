@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-UNFINISHED_SECONDS = 60  # a folder without its lock may be one that is just being made
+UNFINISHED_SECONDS = 60  # an empty folder without its lock may be one that is just being made
 
 
 @contextlib.contextmanager
@@ -21,7 +21,7 @@ def output_directory(path: str | Path) -> Iterator[Path]:
 
     Raises:
         ValueError: `path` exists and is not an empty folder.
-        OSError: it cannot be written.
+        OSError: it cannot be written, for lack of room, say; names it.
     """
     path = Path(path).expanduser().resolve()
     check_output(path)
@@ -40,11 +40,25 @@ def output_directory(path: str | Path) -> Iterator[Path]:
         except OSError as error:
             raise ValueError(f"{path} was made by somebody else meanwhile ({error}); give another name") from error
         _sync_entry(path.parent)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = str(path)  # writing to an open file does not say to which
         raise
     finally:
         os.close(lock)
+
+
+def check_room(path: str | Path, nbytes: int) -> None:
+    """Raises ValueError if the disk that `path` is to be on has fewer bytes free."""
+    folder = Path(path).expanduser().resolve()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if nbytes > free:
+        raise ValueError(
+            f"output {path} takes {nbytes:,} bytes, and {free:,} are free there; free some, or go elsewhere"
+        )
 
 
 def check_output(path: str | Path) -> None:
@@ -66,7 +80,7 @@ def _sweep(path: Path) -> None:
     """Removes what killed processes have left of this output."""
     for leftover in path.parent.glob(f"{_prefix(path)}*"):
         try:
-            if time.time() - leftover.stat().st_mtime < UNFINISHED_SECONDS:
+            if time.time() - leftover.stat().st_mtime < UNFINISHED_SECONDS and not any(leftover.iterdir()):
                 continue
             lock = os.open(leftover, os.O_RDONLY)
         except OSError:

@@ -7,6 +7,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from jaxinfer.checkpoint.checkpoint import Checkpoint
+from jaxinfer.checkpoint.weight_map import expected_weights
 from jaxinfer.models.config import ModelConfig
 
 PLAIN_DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -15,7 +16,10 @@ NAMED_TOKENS = ("bos_token", "eos_token", "pad_token")
 
 
 def summarise(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The facts by name, all of JSON's types. No weight is read; a tokenizer that does not load is a fact, too."""
+    """The facts by name, all of JSON's types. No weight is read; a tokenizer that does not load is a fact, too.
+
+    Where there are no weights, their numbers are those that the config asks for, in the checkpoint's dtype.
+    """
     config = checkpoint.model_config
     tokenizer, special, template = _tokenizer(checkpoint)
     nbytes: Counter[str] = Counter()
@@ -39,6 +43,7 @@ def summarise(checkpoint: Checkpoint) -> dict[str, Any]:
             "width": config.head_dim,
         },
         "vocab_size": config.vocab_size,
+        "weights": checkpoint.has_weights,
         "tied_head": config.tie_word_embeddings,
         "parameters": parameters,
         "bytes": sum(nbytes.values()),
@@ -98,10 +103,14 @@ def _unusual(config: ModelConfig, prefix: str, shown: tuple[str, ...]) -> dict[s
 
 
 def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, int, int]]:
-    """dtype, values and bytes of everything that is loaded."""
+    """dtype, values and bytes of everything that is, or would be, loaded."""
     if checkpoint.leaves is not None:
         for leaf in checkpoint.leaves.values():
             yield leaf.dtype, leaf.size, leaf.nbytes
+    if checkpoint.family is not None and not checkpoint.has_weights:
+        itemsize = 4 if checkpoint.dtype == "float32" else 2
+        for _, _, slot in expected_weights(checkpoint.family, checkpoint.model_config, "hf"):
+            yield checkpoint.dtype, math.prod(slot.shape), math.prod(slot.shape) * itemsize
     for placement in checkpoint.placements:
         yield placement.tensor.dtype, math.prod(placement.slot.shape), placement.nbytes
 
@@ -109,6 +118,8 @@ def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, int, int]]:
 def _format(checkpoint: Checkpoint) -> str:
     if checkpoint.leaves is not None:
         return "Orbax"
+    if not checkpoint.has_weights:
+        return "config only"
     return "safetensors" if checkpoint.metadata is None else "GGUF"
 
 

@@ -8,8 +8,9 @@ from jaxinfer.cli.model_options import add_model_options, find_model
 
 DESCRIPTION = """\
 Prints what a model is: architecture, parameters, bytes, quantisation, context, rotary positions, special tokens, chat
-template, and what a token costs in the KV cache. Only headers are read, never weights. (A Hub id or built-in name that
-is not here yet is downloaded.)
+template, and what a token costs in the KV cache. Only headers are read, never weights. Of a Hub id whose weights are
+not here, config and tokenizer are downloaded, and parameters and bytes are what the config asks for. (A built-in name
+that is not here yet is downloaded.)
 """
 
 
@@ -33,7 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     from jaxinfer.checkpoint.checkpoint import open_checkpoint
     from jaxinfer.checkpoint.summary import summarise
 
-    facts = summarise(open_checkpoint(find_model(arguments.model, arguments)))
+    path = find_model(arguments.model, arguments, weights=False)
+    facts = summarise(open_checkpoint(path, needs_weights=False))
     if arguments.json:
         print(json.dumps(facts, ensure_ascii=False))
     else:
@@ -53,7 +55,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("heads", f"{heads['query']} query, {heads['key_value']} key/value, width {heads['width']}"),
         ("vocabulary", f"{facts['vocab_size']:,}" + (", head tied to the embedding" if facts["tied_head"] else "")),
         ("parameters", f"{facts['parameters']:,}"),
-        ("bytes", f"{facts['bytes']:,}: " + ", ".join(f"{name} {n:,}" for name, n in facts["bytes_by_dtype"].items())),
+        ("bytes", _bytes(facts)),
         (
             "quantisation",
             ", ".join(f"{name} ({_tensors(n)})" for name, n in facts["quantised_tensors"].items()) or "none",
@@ -68,6 +70,11 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("sampling defaults", _named({key: generation[key] for key in SAMPLING_FIELDS if key in generation}) or "none"),
         ("KV bytes a token", ", ".join(f"{name} {n:,}" for name, n in facts["kv_bytes_per_token"].items())),
     ]
+
+
+def _bytes(facts: dict[str, Any]) -> str:
+    by_dtype = ", ".join(f"{name} {count:,}" for name, count in facts["bytes_by_dtype"].items())
+    return f"{facts['bytes']:,}: {by_dtype}" + ("" if facts["weights"] else " (by the config; no weights are here)")
 
 
 def _tensors(count: int) -> str:

@@ -10,8 +10,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hf-token", metavar="TOKEN", help="access token of the Hub")
 
 
-def find_model(model: str, arguments: argparse.Namespace) -> Path:
-    """Where the model lies, after fetching it if need be.
+def find_model(model: str, arguments: argparse.Namespace, *, weights: bool = True) -> Path:
+    """Where the model lies, after fetching it if need be; without `weights` no more than a Hub model's settings.
 
     Raises:
         ValueError: there is no such model.
@@ -20,4 +20,10 @@ def find_model(model: str, arguments: argparse.Namespace) -> Path:
     from jaxinfer.cache_dir import default_cache_dir
     from jaxinfer.checkpoint.resolve import resolve_model
 
-    return resolve_model(model, revision=arguments.revision, token=arguments.hf_token, cache_dir=default_cache_dir())
+    return resolve_model(
+        model,
+        revision=arguments.revision,
+        token=arguments.hf_token,
+        weights=weights,
+        cache_dir=default_cache_dir(),
+    )

@@ -104,14 +104,17 @@ class MemoryPlan:
 
 def memory_plan(setting: Setting) -> MemoryPlan:
     """The plan of a setting, by the formulas."""
-    step = step_memory(
+    return MemoryPlan(setting, model_weight_size(setting.model, setting.quant, setting.tp), _step(setting))
+
+
+def _step(setting: Setting) -> StepMemory:
+    return step_memory(
         setting.model,
         num_tokens=max(setting.max_num_batched_tokens, setting.max_seqs),
         num_rows=setting.max_seqs,
         table_width=-(-setting.context // setting.block_size),
         tp=setting.tp,
     )
-    return MemoryPlan(setting, model_weight_size(setting.model, setting.quant, setting.tp), step)
 
 
 def needed_blocks(setting: Setting) -> int:
@@ -149,7 +152,8 @@ def most_seqs(setting: Setting) -> MemoryPlan | None:
     low, high = 1, setting.max_seqs
     while low < high:  # more requests need more blocks and leave room for fewer
         middle = (low + high + 1) // 2
-        plan = memory_plan(replace(setting, max_seqs=middle))
+        wider = replace(setting, max_seqs=middle)
+        plan = MemoryPlan(wider, best.weights, _step(wider))
         if plan.fits:
             low, best = middle, plan
         else:

@@ -68,8 +68,8 @@ class HFTokenizer:
             backend,
             special_tokens=settings.special_tokens,
             templates=settings.templates,
-            add_bos_token=settings.add_bos_token,
-            add_eos_token=settings.add_eos_token,
+            add_bos_token=settings.add_bos_token if settings.heeds_ends else None,
+            add_eos_token=settings.add_eos_token if settings.heeds_ends else None,
         )
 
     def to_json(self) -> str:

@@ -8,6 +8,10 @@ from jaxinfer.tokenizers.sentencepiece import SentencePieceTokenizer
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 
 
+# What other libraries make a tokenizer of, by code that belongs to the model's class.
+_UNREAD = ("tekken.json", "vocab.json", "vocab.txt", "*.tiktoken")
+
+
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer of a GGUF file or of a Hugging Face directory (tokenizer.json before tokenizer.model).
 
@@ -25,4 +29,6 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         return HFTokenizer.from_dir(path)
     if (path / "tokenizer.model").is_file():
         return SentencePieceTokenizer.from_dir(path)
-    raise ValueError(f"{path} has neither tokenizer.json nor tokenizer.model; add one, or pass tokenizer=")
+    unread = sorted(file.name for pattern in _UNREAD for file in path.glob(pattern))
+    others = f" ({', '.join(unread)}, which it has, cannot be read alone)" if unread else ""
+    raise ValueError(f"{path} has neither tokenizer.json nor tokenizer.model{others}; add one, or pass tokenizer=")

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+# Hugging Face's classes that put BOS and EOS where these settings say; the others leave it to tokenizer.json.
+_CLASSES_WITH_ENDS = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer", "GPTNeoXTokenizer")
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -35,6 +37,7 @@ class TokenizerSettings:
         added_tokens: tokens with explicit ids.
         templates: chat templates by name, the main one as "default".
         add_bos_token, add_eos_token: whether encoding adds them; None where the files do not say.
+        heeds_ends: a tokenizer.json gives way to those two.
         legacy: sentencepiece only: put a space in front of every stretch of text between special tokens, not only
             in front of the whole text. A config that does not say is older than the question, and so True.
         add_prefix_space: sentencepiece only: False puts no space in front of a text although the model would.
@@ -46,6 +49,7 @@ class TokenizerSettings:
     templates: Mapping[str, str] = field(default_factory=dict)
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
+    heeds_ends: bool = True
     legacy: bool = True
     add_prefix_space: bool = True
 
@@ -58,6 +62,7 @@ class TokenizerSettings:
         """
         path = Path(path)
         config = _read(path / "tokenizer_config.json")
+        kind = str(config.get("tokenizer_class") or _CLASSES_WITH_ENDS[0]).removesuffix("Fast")
         named = {**_read(path / "special_tokens_map.json"), **{k: v for k, v in config.items() if v is not None}}
         special = {name: text for name in _NAMES if (text := _text(named.get(name))) is not None}
         extra = [*_as_list(named.get("additional_special_tokens")), *_as_list(named.get("extra_special_tokens"))]
@@ -75,6 +80,7 @@ class TokenizerSettings:
             templates=templates,
             add_bos_token=config.get("add_bos_token"),
             add_eos_token=config.get("add_eos_token"),
+            heeds_ends=kind in _CLASSES_WITH_ENDS,
             legacy=config.get("legacy") is not False,
             add_prefix_space=config.get("add_prefix_space") is not False,
         )

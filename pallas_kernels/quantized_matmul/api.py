@@ -1,13 +1,17 @@
 """The public operation: documentation, checks, choice of implementation."""
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_kernels.dispatch import choose
 from pallas_kernels.kv_format import FLOAT_DTYPES
+from pallas_kernels.quantized_matmul.config import FEW_TOKENS, block_k
 from pallas_kernels.quantized_matmul.reference import quantized_matmul_reference
+from pallas_kernels.quantized_matmul.triton import check_triton, quantized_matmul_triton
 from pallas_kernels.quantized_matmul.xla import quantized_matmul_xla
 
 OP = "quantized_matmul"
@@ -54,9 +58,61 @@ def quantized_matmul(
     """
     out_dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
     _check(x, codes, scale, offset, codebook, bits, group, out_dtype)
-    name = choose(OP, implementation)
+    name = chosen_implementation(
+        x, codes, scale, offset=offset, codebook=codebook, bits=bits, group=group, implementation=implementation
+    )
+    if x.size and codes.size and name.startswith("triton"):
+        return quantized_matmul_triton(x, codes, scale, offset, codebook, bits, out_dtype, name == "triton-interpret")
     function = quantized_matmul_reference if name == "reference" else quantized_matmul_xla
     return function(x, codes, scale, offset, codebook, bits=bits, out_dtype=out_dtype)
+
+
+def chosen_implementation(
+    x: Any,
+    codes: Any,
+    scale: Any,
+    *,
+    offset: Any = None,
+    codebook: Any = None,
+    bits: int,
+    group: int,
+    implementation: str | None = None,
+) -> str:
+    """What `quantized_matmul` would run for operands of these shapes and dtypes.
+
+    Raises:
+        ValueError: an unknown implementation.
+    """
+    few = x.shape[0] <= FEW_TOKENS
+    into = block_k(group)
+    case = (str(x.dtype), bits, into, scale.shape[1] > 1, offset is not None, codebook is not None, few)
+    name = choose(OP, implementation, check=partial(check_triton, x, codes, group), self_check=_self_check, case=case)
+    if implementation is not None and name.startswith("triton"):
+        check_triton(x, codes, group, None)
+    return name
+
+
+def _self_check(
+    implementation: str, dtype: str, bits: int, into: int, grouped: bool, has_offset: bool, has_table: bool, few: bool
+) -> jax.Array:
+    """Tiles that are not full, and enough of them to fill the pipeline."""
+    rng = np.random.default_rng(0)
+    tokens, rows, groups = 5 if few else 70, 80, 8 if grouped else 1
+    channels = 8 * into
+    x = jnp.asarray(rng.standard_normal((tokens, channels)), dtype)
+    low, high, code_dtype = (0, 256, np.uint8) if bits == 4 else (-128, 128, np.int8)
+    codes = jnp.asarray(rng.integers(low, high, (rows, channels * bits // 8)).astype(code_dtype))
+    scale, offset = (jnp.asarray(rng.uniform(-1, 1, (rows, groups)), jnp.float32) for _ in range(2))
+    return quantized_matmul(
+        x,
+        codes,
+        scale,
+        offset=8 * offset if has_offset else None,
+        codebook=jnp.asarray(rng.uniform(-1, 1, 16), jnp.float32) if has_table else None,
+        bits=bits,
+        group=channels // groups,
+        implementation=implementation,
+    )
 
 
 def _check(x: Any, codes: Any, scale: Any, offset: Any, codebook: Any, bits: int, group: int, out_dtype: Any) -> None:

@@ -16,6 +16,7 @@ class JaxinferEngine:
             max_model_len=request.max_model_len,
             max_num_seqs=request.max_num_seqs,
             max_num_batched_tokens=max(2048, request.max_num_seqs),  # as vLLM's offline default: prompts are not cut up
+            enable_prefix_caching=False,  # the same prompts come again in every round
         )
 
     def facts(self) -> dict[str, str]:

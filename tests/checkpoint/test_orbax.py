@@ -16,6 +16,7 @@ from jaxinfer import LLM, SamplingParams
 from jaxinfer.checkpoint import load_checkpoint, load_orbax, open_checkpoint, save_checkpoint
 from jaxinfer.checkpoint.orbax_directory import DESCRIPTION
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.decoder import init_params
 
 CONFIG = ModelConfig(64, 32, 48, 2, 4, 2, rope_freq_factors=(1.0, 1.0, 2.0, 8.0), qkv_bias=True, rope_theta=5e5)
 
@@ -206,6 +207,7 @@ SHARDED = """
 import sys
 from pathlib import Path
 import jax, numpy as np
+import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxinfer.checkpoint import load_checkpoint, load_orbax, save_checkpoint
 from jaxinfer.models.config import ModelConfig
@@ -214,7 +216,14 @@ config = ModelConfig(64, 32, 48, 2, 16, 8, 8)
 params = init_params(config, jax.random.key(0))
 mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
 split = lambda leaf: NamedSharding(mesh, PartitionSpec("x") if leaf.shape[0] % 8 == 0 else PartitionSpec())
-save_checkpoint(sys.argv[1], jax.tree.map(lambda leaf: jax.device_put(leaf, split(leaf)), params), config)
+sharded = jax.tree.map(lambda leaf: jax.device_put(leaf, split(leaf)), params)
+save_checkpoint(sys.argv[1], sharded, config)
+with ocp.StandardCheckpointer() as checkpointer:
+    checkpointer.save(Path(sys.argv[3]), {"params": sharded})
+eight = jax.tree.map(split, params)
+from_one, _ = load_checkpoint(sys.argv[2], sharding=eight)
+jax.tree.map(np.testing.assert_array_equal, from_one, params)
+assert len(from_one["embed"]["embedding"].addressable_shards) == 8
 small = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:4])
 def other(leaf):
     return NamedSharding(small, PartitionSpec(*[None] * (leaf.ndim - 1), "x" if leaf.shape[-1] % 4 == 0 else None))
@@ -248,8 +257,16 @@ def run(code: str, *words: str, **environment: str) -> str:
 
 
 def test_sharded_parameters_are_saved_and_loaded_into_other_shardings(tmp_path):
+    """On one device, on four and on eight, saved by processes that had another number of them."""
+    config = ModelConfig(64, 32, 48, 2, 16, 8, 8)
+    params = init_params(config, jax.random.key(0))
+    save_checkpoint(tmp_path / "one", params, config)
     flags = "--xla_force_host_platform_device_count=8"
-    assert run(SHARDED, str(tmp_path / "saved"), XLA_FLAGS=flags) == "same\n"
+    folders = [str(tmp_path / name) for name in ("saved", "one", "training")]
+    assert run(SHARDED, *folders, XLA_FLAGS=flags) == "same\n"
+    assert jax.device_count() == 1
+    same(load_checkpoint(tmp_path / "saved")[0], params)
+    same(load_orbax(tmp_path / "training", config), params)
 
 
 # 604 MB of float32 parameters, the embedding (131 MB) being the largest.

@@ -89,10 +89,19 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
         process.send_signal(signal.SIGKILL)
     (leftover,) = tmp_path.iterdir()
     assert leftover.name.startswith(".out.partial-")
-    age(leftover)
     with output_directory(tmp_path / "out"):
         pass
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_empty_folder_may_be_just_in_the_making(tmp_path):
+    for name, old in ((".out.partial-0", False), (".out.partial-1", True)):
+        (tmp_path / name).mkdir()
+        if old:
+            age(tmp_path / name)
+    with output_directory(tmp_path / "out"):
+        pass
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".out.partial-0", "out"]
 
 
 def test_a_running_process_keeps_its_folder(tmp_path):

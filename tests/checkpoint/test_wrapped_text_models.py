@@ -41,8 +41,8 @@ def test_what_is_not_used_is_told_once(make_case: Callable[[str], Case]) -> None
     seeing = sum(name.startswith("vision_tower") for name in case.description["tensors"])
     assert str(warning.message).endswith(
         "only the text model of Gemma3ForConditionalGeneration is loaded. Not used: 2 tensors of "
-        f"multi_modal_projector, {seeing} tensors of vision_tower; settings boi_token_index, eoi_token_index, image_token_index, "
-        "mm_tokens_per_image, vision_config"
+        f"multi_modal_projector, {seeing} tensors of vision_tower; settings boi_token_index, "
+        "eoi_token_index, image_token_index, mm_tokens_per_image, vision_config"
     )
 
 

@@ -1,6 +1,7 @@
 """`jaxinfer inspect`: right numbers, from headers only."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -82,6 +83,44 @@ def test_every_format_says_the_same_of_a_model(tmp_path, inspect, write_checkpoi
     assert right.pop("format") == "Orbax" and left.pop("format") == "safetensors"
     assert left.pop("path") != right.pop("path")
     assert left == right
+
+
+@pytest.mark.parametrize("name", ["tiny_llama", "tiny_llama_tied", "tiny_qwen2"])
+def test_a_folder_without_weights(name, inspect, tmp_path, capsys):
+    """As a Hub model's settings are: the numbers are those that the config asks for."""
+    whole = inspect(DATA / name)
+    for file in ("config.json", "generation_config.json"):
+        shutil.copy(DATA / name / file, tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
+    facts = inspect(tmp_path)
+    assert (facts["weights"], whole["weights"], facts["format"]) == (False, True, "config only")
+    assert facts["bytes_by_dtype"] == {"float32": 4 * whole["parameters"]}
+    differing = {key for key in facts if facts[key] != whole[key]}
+    assert differing <= {"path", "format", "weights", "bytes", "bytes_by_dtype", "tokenizer"}
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert "(by the config; no weights are here)\n" in capsys.readouterr().out
+    assert main(["convert", "--model", str(tmp_path), "--output", str(tmp_path / "x"), "--format", "orbax"]) == 2
+    assert "model-00001-of-00002.safetensors is missing" in capsys.readouterr().err
+    (tmp_path / "pytorch_model.bin").touch()
+    (tmp_path / "model.safetensors.index.json").unlink()
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "pytorch_model.bin is a pickle file" in capsys.readouterr().err
+
+
+def test_of_a_hub_model_only_the_settings_are_fetched(inspect, tmp_path, monkeypatch):
+    asked = []
+
+    def download(repo_id, **options):
+        asked.append((repo_id, options["revision"], options["allow_patterns"]))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *words, **named: None)
+    shutil.copy(DATA / "tiny_qwen2" / "config.json", tmp_path)
+    assert inspect("some-org/tiny-qwen2")["architecture"] == "Qwen2ForCausalLM"
+    ((repo_id, revision, patterns),) = asked
+    assert (repo_id, revision) == ("some-org/tiny-qwen2", None)
+    assert "*.json" in patterns and not any("safetensors" in pattern for pattern in patterns)
 
 
 def test_what_does_not_load_is_an_error_and_a_missing_tokenizer_is_a_fact(tmp_path, capsys):

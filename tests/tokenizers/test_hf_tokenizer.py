@@ -62,6 +62,8 @@ def test_special_tokens_and_bos_from_the_config(bpe: tokenizers.Tokenizer, model
         ({"add_bos_token": True}, 0, None),
         ({"add_eos_token": True}, 0, 1),
         ({"add_bos_token": False, "add_eos_token": True}, None, 1),
+        ({"add_bos_token": False, "tokenizer_class": "GemmaTokenizerFast"}, None, None),
+        ({"add_bos_token": False, "add_eos_token": True, "tokenizer_class": "PreTrainedTokenizerFast"}, 0, None),
     ],
 )
 def test_config_overrides_the_pipeline(
@@ -171,6 +173,9 @@ def test_missing_tokenizer_is_an_error(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
     with pytest.raises(ValueError, match="must be a directory"):
         load_tokenizer(tmp_path / "nothing")
+    (tmp_path / "tekken.json").touch()
+    with pytest.raises(ValueError, match=r"\(tekken.json, which it has, cannot be read alone\); add one"):
+        load_tokenizer(tmp_path)
 
 
 def test_text_must_be_a_string(bpe: tokenizers.Tokenizer, model_dir: ModelDir) -> None:

@@ -262,13 +262,14 @@ def make_harness() -> Callable[..., Harness]:
         tokenizer: Any = DICT_TOKENIZER,
         max_logprobs: int = 20,
         seed: int = 0,
+        caching: bool = True,
         clock: Callable[[], float] | None = None,
         **scheduler: Any,
     ) -> Harness:
         limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 512, **scheduler}
         config = EngineConfig(
             model=ModelConfig(VOCAB_SIZE, 64, 64, 1, 1),
-            cache=CacheConfig(block_size, num_blocks),
+            cache=CacheConfig(block_size, num_blocks, enable_prefix_caching=caching),
             scheduler=SchedulerConfig(**limits),
             runner=RunnerConfig(max_logprobs=max_logprobs),
             seed=seed,
@@ -286,11 +287,17 @@ def script() -> Callable[..., Logits]:
 
 
 def generate_naively(
-    logits: Logits, prompt: Sequence[int], params: SamplingParams, *, eos: Iterable[int] = (), limit: int = 512
+    logits: Logits,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    eos: Iterable[int] = (),
+    limit: int = 512,
+    child_index: int = 0,
 ) -> list[int]:
     """One sequence, no cache, no batch, no scheduler: the ids the engine must return."""
     eos_ids = frozenset() if params.ignore_eos else frozenset(eos)
-    request = Request("naive", list(prompt), params, 0.0, limit, eos_ids, params.seed or 0)
+    request = Request("naive", list(prompt), params, 0.0, limit, eos_ids, params.seed or 0, child_index)
     context = list(prompt)
     while len(context) < limit:
         num_output = len(context) - len(prompt)

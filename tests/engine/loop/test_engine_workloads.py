@@ -22,6 +22,7 @@ class Job:
     arrival: int
     abort: int | None
     priority: int
+    salt: str | None
 
 
 sampling = st.fixed_dictionaries(
@@ -36,14 +37,23 @@ sampling = st.fixed_dictionaries(
         "output_kind": st.sampled_from(list(RequestOutputKind)),
     },
 )
+# Several samples need a temperature.
+sampled = st.builds(
+    lambda params, n: params | {"n": n if params["temperature"] else 1}, sampling, st.sampled_from([1, 4])
+)
+# Beginnings that many prompts have in common, of any number of blocks.
+beginnings = st.builds(
+    lambda seed, length: [(seed * 31 + 7 * i) % 64 for i in range(length)], st.integers(0, 1), st.integers(0, 50)
+)
 jobs = st.lists(
     st.builds(
         Job,
-        prompt=st.lists(st.integers(0, 63), min_size=1, max_size=60),
-        params=sampling,
+        prompt=st.builds(list.__add__, beginnings, st.lists(st.integers(0, 63), min_size=1, max_size=10)),
+        params=sampled,
         arrival=st.integers(0, LAST_ARRIVAL),
         abort=st.none() | st.none() | st.integers(0, 40),
         priority=st.integers(-1, 1),
+        salt=st.sampled_from([None, None, "a"]),
     ),
     min_size=1,
     max_size=8,
@@ -62,6 +72,7 @@ def limits(draw: Callable[[Any], Any]) -> dict[str, Any]:
         "token_buckets": draw(st.sampled_from([(), (8, 16, 64), (64,)])),
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "max_model_len": MAX_MODEL_LEN,
+        "caching": draw(st.booleans()),
     }
 
 
@@ -71,33 +82,41 @@ def test_any_workload_equals_naive(
     make_harness: Callable, naive: Callable, history: Any, jobs: list[Job], limits: dict[str, Any]
 ) -> None:
     harness = make_harness(eos=EOS, **limits)
-    ids: dict[int, list[int]] = {index: [] for index in range(len(jobs))}
-    reasons: dict[int, str] = {}
+    ids = {(index, sample): [] for index, job in enumerate(jobs) for sample in range(job.params["n"])}
+    reasons: dict[tuple[int, int], str] = {}
+    finished: set[int] = set()
 
     def take(outputs: list[RequestOutput]) -> None:
         for output in outputs:
-            index, sample = int(output.request_id), output.outputs[0]
-            assert index not in reasons, "nothing comes after the end"
+            index = int(output.request_id)
+            assert index not in finished, "nothing comes after the end"
             delta = jobs[index].params.get("output_kind") is RequestOutputKind.DELTA
-            ids[index] = ids[index] + sample.token_ids if delta else sample.token_ids
+            for sample in output.outputs:
+                place = (index, sample.index)
+                ids[place] = ids[place] + sample.token_ids if delta else sample.token_ids
+                if sample.finish_reason:
+                    reasons[place] = sample.finish_reason
             if output.finished:
-                reasons[index] = sample.finish_reason
+                finished.add(index)
 
     for step in range(1000):
         for index, job in enumerate(jobs):
             if job.arrival == step:
                 priority = job.priority if limits["policy"] == "priority" else 0
-                harness.add(str(index), job.prompt, SamplingParams(**job.params), priority=priority)
+                harness.add(
+                    str(index), job.prompt, SamplingParams(**job.params), priority=priority, cache_salt=job.salt
+                )
         take(harness.engine.abort([str(index) for index, job in enumerate(jobs) if job.abort == step]))
         take(harness.engine.step())
         harness.engine.scheduler.block_manager.check_integrity()
         if step > LAST_ARRIVAL and not harness.engine.has_unfinished_requests():
             break
     harness.check_idle()
-    assert set(reasons) == set(range(len(jobs)))
+    assert finished == set(range(len(jobs))) and set(reasons) == set(ids)
     # The token drawn last needs no place in the pool.
     room = min(MAX_MODEL_LEN, (limits["num_blocks"] - 1) * limits["block_size"] + 1)
-    for index, job in enumerate(jobs):
+    for (index, sample), tokens in ids.items():
+        job = jobs[index]
         params = SamplingParams(**job.params).with_bad_words(harness.tokenizer)
-        expected = naive(history, job.prompt, params, eos=EOS, limit=room)
-        assert ids[index] == (expected[: len(ids[index])] if reasons[index] == "abort" else expected)
+        expected = naive(history, job.prompt, params, eos=EOS, limit=room, child_index=sample)
+        assert tokens == (expected[: len(tokens)] if reasons[index, sample] == "abort" else expected)

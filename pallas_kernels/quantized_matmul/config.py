@@ -1,0 +1,84 @@
+"""Tile sizes and split policy of the kernel, by device and shape."""
+
+from typing import NamedTuple
+
+from pallas_kernels.dispatch import Device
+from pallas_kernels.quantized_matmul import measured
+
+MAX_BLOCK_K = 128
+MIN_BLOCK_K = 32
+MAX_PARTIAL_BYTES = 16 << 20
+"""Of the float32 sums of all pieces together."""
+
+MIN_STEPS = 4
+"""Tiles of channels that a piece has at least: fewer do not fill the pipeline."""
+
+FEW_TOKENS = 32
+"""Up to here scales meet the sums of a group, of which there are fewer than weights; beyond, the weights."""
+
+
+class TileConfig(NamedTuple):
+    """Attributes:
+    out: weights' rows of a program.
+    num_warps, num_stages: of a program, and of its pipeline of loads.
+    programs: an SM, that channels are cut into pieces for.
+    """
+
+    out: int
+    num_warps: int
+    num_stages: int
+    programs: int
+
+
+class Tiles(NamedTuple):
+    """Attributes:
+    tokens, out, into: rows of x, rows of the weights and channels of a tile; powers of two.
+    splits: pieces that the channels are cut into.
+    steps: tiles of channels in a piece; the last may have fewer.
+    num_warps, num_stages: as in `TileConfig`.
+    """
+
+    tokens: int
+    out: int
+    into: int
+    splits: int
+    steps: int
+    num_warps: int
+    num_stages: int
+
+
+def block_k(group: int) -> int:
+    """Channels of a tile: the largest power of two that divides the group, up to `MAX_BLOCK_K`."""
+    return min(group & -group, MAX_BLOCK_K)
+
+
+def block_tokens(num_tokens: int) -> int:
+    """Rows of x in a tile."""
+    return next((rows for rows in (16, 32, 64) if num_tokens <= rows), 128)
+
+
+def tiles_for(device: Device, *, num_tokens: int, num_out: int, channels: int, bits: int, group: int) -> Tiles:
+    """How ``x[M, K] . w[N, K]^T`` is computed on a device."""
+    tokens, into = block_tokens(num_tokens), block_k(group)
+    fields = measured.TILES.get((device.kind, bits, tokens))
+    config = TileConfig(*fields) if fields else _heuristic(device, tokens, into, bits)
+    tiles = -(-num_tokens // tokens) * -(-num_out // config.out)
+    steps = channels // into
+    wanted = config.programs * (device.num_sms if device.platform == "gpu" else 1) // tiles
+    most = min(steps // MIN_STEPS, MAX_PARTIAL_BYTES // (4 * num_tokens * num_out), 16)
+    per_piece = -(-steps // max(min(wanted, most), 1))
+    splits = -(-steps // per_piece)
+    return Tiles(tokens, config.out, into, splits, per_piece, config.num_warps, config.num_stages)
+
+
+def _heuristic(device: Device, tokens: int, into: int, bits: int) -> TileConfig:
+    """Few tokens are bound by the bytes of the weights: several programs share an SM, each with some tiles in flight.
+
+    By Little's law 11 KiB an SM (A100) to 26 KiB (H200) keep the memory busy.
+    """
+    narrow = MAX_BLOCK_K // into
+    if tokens <= FEW_TOKENS:
+        return TileConfig(128, 4, 4 if narrow == 1 else 6, 4)
+    if tokens == 64:
+        return TileConfig(128, 4, 4, 2)
+    return TileConfig(128, 8, 4, 1)
