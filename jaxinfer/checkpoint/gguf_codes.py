@@ -20,9 +20,9 @@ from jaxinfer.quant.storage import Storage
 
 BLOCK = 32
 STORAGES: Mapping[str, Storage] = {
-    "q4_0": Storage("int4", BLOCK),
-    "q4_1": Storage("int4", BLOCK, symmetric=False),
-    "q8_0": Storage("int8", BLOCK),
+    "q4_0": Storage("int4", BLOCK, half=True),
+    "q4_1": Storage("int4", BLOCK, symmetric=False, half=True),
+    "q8_0": Storage("int8", BLOCK, half=True),
 }
 """Types of tensors whose codes can be taken over."""
 
@@ -61,8 +61,8 @@ def read_codes(name: str, shape: tuple[int, ...], placements: Sequence[Placement
     array = quantized_shape(shape, axis, storage, dtype)
     blocks = (*shape[:-1], shape[-1] // BLOCK)
     codes = np.empty(array.codes.shape, array.codes.dtype)
-    scale = np.empty(blocks, np.float32)
-    offset = None if storage.symmetric else np.empty(blocks, np.float32)
+    scale = np.empty(blocks, storage.scale_dtype)
+    offset = None if storage.offset_dtype is None else np.empty(blocks, storage.offset_dtype)
     for placement in placements:
         first, rows = placement.slot.first_row, placement.slot.shape[0]
         stored = placement.tensor.stored_rows(first, first + rows)
@@ -87,15 +87,13 @@ def _parts(rows: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray, np.ndar
     """Codes as they are stored here, scales, and offsets of rows of blocks; a block is an entry of the first axis."""
     head = 4 if kind == "q4_1" else 2
     blocks = rows.reshape(-1, head + (32 if kind == "q8_0" else 16))
-    numbers = np.ascontiguousarray(blocks[:, :head]).view("<f2").astype(np.float32)
+    numbers = np.ascontiguousarray(blocks[:, :head]).view("<f2")
     body = np.ascontiguousarray(blocks[:, head:])
     if kind == "q8_0":
         return body.view(np.int8), numbers[:, 0], None
     halves = unpack_nibbles(body)  # values j and j + 16 side by side
     codes = np.concatenate([halves[:, 0::2], halves[:, 1::2]], axis=1)
-    if kind == "q4_0":
-        return pack_nibbles(codes ^ 8), numbers[:, 0], None  # less 8, in two's complement
-    return pack_nibbles(codes), numbers[:, 0], numbers[:, 1]
+    return pack_nibbles(codes), numbers[:, 0], numbers[:, 1] if kind == "q4_1" else -8 * numbers[:, 0]
 
 
 def _fill(target: np.ndarray, placement: Placement, rows: np.ndarray) -> None:

@@ -26,9 +26,9 @@ class QuantArray:
     (``shape[:axis]`` and ``shape[axis:]``), so that fused parameters shard as they do in floats.
 
     Attributes:
-        codes: int8 or float8_e4m3fn `[*shape]`; of 4 bits uint8 `[*shape[:-1], shape[-1] / 2]`, the even input in the
-            low nibble. A nibble is a number in two's complement, or with an offset or a codebook one of 0..15.
-        scale: float32 `[*shape[:axis], K / group]`, or a `CodedScale` of these.
+        codes: int8 or float8_e4m3fn `[*shape]`; of 4 bits uint8 `[*shape[:-1], shape[-1] / 2]`, two codes 0..15 a byte,
+            that of the even input in the low nibble.
+        scale: floats `[*shape[:axis], K / group]`, or a `CodedScale` of these.
         offset: like `scale`, or None.
         codebook: float32[16], or None.
         bits: of a code, 8 or 4.
@@ -95,7 +95,7 @@ def scales_of(array: QuantArray) -> jax.Array:
     """float32 scales `[*shape[:axis], K / group]`, decoded where they are codes."""
     scale = array.scale
     if not isinstance(scale, CodedScale):
-        return jnp.asarray(scale)
+        return jnp.asarray(scale, jnp.float32)
     values = jnp.take(scale.codebook, scale.codes.reshape(-1).astype(jnp.int32), mode="clip")
     return (values * jnp.repeat(scale.scale, 256)[: values.size] + scale.offset).reshape(scale.shape)
 
@@ -105,12 +105,7 @@ def code_values(array: QuantArray, dtype: Any = jnp.float32) -> jax.Array:
     codes = jnp.asarray(array.codes).reshape(array.channels, -1)
     if array.bits == 8:
         return codes.astype(dtype)
-    numbered = array.codebook is not None or array.offset is not None
-    if numbered:
-        nibbles = (codes[:, :, None] >> jnp.array([0, 4], jnp.uint8)) & 15
-    else:  # to the top of the byte, then down with the sign
-        signed = jax.lax.bitcast_convert_type(codes, jnp.int8)
-        nibbles = (signed[:, :, None] << jnp.array([4, 0], jnp.int8)) >> 4
+    nibbles = (codes[:, :, None] >> jnp.array([0, 4], jnp.uint8)) & 15
     nibbles = nibbles.reshape(array.channels, array.row)
     if array.codebook is None:
         return nibbles.astype(dtype)
@@ -143,5 +138,5 @@ def dequantize(array: QuantArray, dtype: Any = jnp.float32) -> jax.Array:
     groups = code_values(array).reshape(array.channels, -1, array.group)
     values = groups * scales_of(array).reshape(array.channels, -1, 1)
     if array.offset is not None:
-        values = values + jnp.asarray(array.offset).reshape(array.channels, -1, 1)
+        values = values + jnp.asarray(array.offset, jnp.float32).reshape(array.channels, -1, 1)
     return values.astype(dtype).reshape(array.shape)

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxinfer.quant.array import QuantArray, code_values, dequantize, scales_of
+from jaxinfer.quant.array import CodedScale, QuantArray, code_values, dequantize, scales_of
+from pallas_kernels.quantized_matmul import quantized_matmul
 
 FEW_ROWS = 8
 """Up to so many rows the CPU multiplies activations of 16 bits as two int8 halves, and above it in float32."""
@@ -36,9 +37,19 @@ def _on_cpu(x: jax.Array, weight: QuantArray) -> jax.Array:
 def _elsewhere(x: jax.Array, weight: QuantArray) -> jax.Array:
     if _per_channel_int8(weight) and weight.act_bits == 8:
         return _int8_product(x, weight).astype(x.dtype)
-    if weight.group == weight.row and weight.offset is None:
-        return (_dot(x, code_values(weight, x.dtype), jnp.float32) * _channel_scales(weight)).astype(x.dtype)
-    return _dot(x, dequantize(weight, x.dtype).reshape(weight.channels, weight.row), x.dtype)
+    matrix = _matrix(weight)
+    if matrix.dtype == jnp.float8_e4m3fn:
+        return (_dot(x, matrix.astype(x.dtype), jnp.float32) * _channel_scales(weight)).astype(x.dtype)
+    scale = scales_of(weight) if isinstance(weight.scale, CodedScale) else weight.scale
+    return quantized_matmul(
+        x,
+        matrix,
+        scale.reshape(weight.channels, -1),
+        offset=None if weight.offset is None else weight.offset.reshape(weight.channels, -1),
+        codebook=weight.codebook,
+        bits=weight.bits,
+        group=weight.group,
+    )
 
 
 def _int8_product(x: jax.Array, weight: QuantArray) -> jax.Array:
@@ -96,7 +107,7 @@ def _per_channel_int8(weight: QuantArray) -> bool:
 
 
 def _matrix(weight: QuantArray) -> jax.Array:
-    return weight.codes.reshape(weight.channels, weight.row)
+    return weight.codes.reshape(weight.channels, -1)
 
 
 def _channel_scales(weight: QuantArray) -> jax.Array:

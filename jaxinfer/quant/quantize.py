@@ -11,12 +11,13 @@ import numpy as np
 from jaxinfer.quant.array import CodedScale, QuantArray
 from jaxinfer.quant.codebook import DYNAMIC, FP4, NF4, quantize_fp4, quantize_nf4, quantize_scales
 from jaxinfer.quant.fp8 import quantize_fp8
-from jaxinfer.quant.integer import quantize_asymmetric, quantize_symmetric
+from jaxinfer.quant.integer import quantize_asymmetric, quantize_int4, quantize_int8
 from jaxinfer.quant.storage import SCALES_PER_BLOCK, Storage
 
 CHUNK_VALUES = 1 << 18  # values at a time, so that the temporaries stay in the processor's cache
+LARGEST = 1e38
+"""Magnitude of a value that can be quantised: 15 times its scale is a float32."""
 _CODEBOOKS = {"nf4": NF4, "fp4": FP4}
-_Codes = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 
 def quantize(values: np.ndarray, axis: int, storage: Storage, dtype: str = "float32") -> QuantArray:
@@ -32,26 +33,27 @@ def quantize(values: np.ndarray, axis: int, storage: Storage, dtype: str = "floa
         A QuantArray of NumPy arrays.
 
     Raises:
-        ValueError: a value is NaN or infinite, the group does not divide a channel, or 4 bits of an odd last axis.
+        ValueError: a value is NaN or beyond `LARGEST`, the group does not divide a channel, or 4 bits of an odd last axis.
     """
     values = np.asarray(values)
     expected = quantized_shape(values.shape, axis, storage, dtype)
     group = expected.group
     rows = values.reshape(expected.channels, expected.row)
     codes = np.empty((expected.channels, expected.row * storage.bits // 8), expected.codes.dtype)
-    scale = np.empty((expected.channels, expected.row // group), np.float32)
-    offset = None if storage.symmetric else np.empty_like(scale)
+    scales_shape = expected.channels, expected.row // group
+    scale = np.empty(scales_shape, storage.scale_dtype)
+    offset = None if storage.offset_dtype is None else np.empty(scales_shape, storage.offset_dtype)
     step = max(1, CHUNK_VALUES // expected.row)
     for start in range(0, len(rows), step):
         part = rows[start : start + step].astype(np.float32)
-        if not np.isfinite(part).all():
-            raise ValueError("holds NaN or infinity, which cannot be quantised; repair the checkpoint")
+        if not (np.abs(part) <= LARGEST).all():
+            raise ValueError(f"holds NaN or a value beyond {LARGEST:g} and cannot be quantised; repair the checkpoint")
         stop = start + len(part)
-        packed, scales, offsets = _rounding(storage)(part.reshape(-1, group))
+        packed, scales, *offsets = _rounding(storage)(part.reshape(-1, group))
         codes[start:stop] = (pack_nibbles(packed) if storage.bits == 4 else packed).reshape(len(part), -1)
         scale[start:stop] = scales.reshape(len(part), -1)
-        if offset is not None and offsets is not None:
-            offset[start:stop] = offsets.reshape(len(part), -1)
+        if offset is not None:
+            offset[start:stop] = offsets[0].reshape(len(part), -1)
     return QuantArray(
         codes=codes.reshape(expected.codes.shape),
         scale=_stored_scale(scale.reshape(*values.shape[:axis], -1), storage),
@@ -79,7 +81,7 @@ def quantized_shape(shape: tuple[int, ...], axis: int, storage: Storage, dtype: 
     spec = jax.ShapeDtypeStruct
     scales = (*shape[:axis], row // group)
     count = int(np.prod(scales))
-    scale: Any = spec(scales, jnp.float32)
+    scale: Any = spec(scales, storage.scale_dtype)
     if storage.double:
         blocks = spec((-(-count // SCALES_PER_BLOCK),), jnp.float32)
         table = spec((len(DYNAMIC),), jnp.float32)
@@ -89,7 +91,7 @@ def quantized_shape(shape: tuple[int, ...], axis: int, storage: Storage, dtype: 
     return QuantArray(
         codes=spec((*shape[:-1], shape[-1] // 2) if packed else shape, code),
         scale=scale,
-        offset=None if storage.symmetric else spec(scales, jnp.float32),
+        offset=None if storage.offset_dtype is None else spec(scales, storage.offset_dtype),
         codebook=spec((16,), jnp.float32) if storage.kind in _CODEBOOKS else None,
         bits=storage.bits,
         group=group,
@@ -105,13 +107,10 @@ def dequantized(array: QuantArray) -> np.ndarray:
     codes = np.asarray(array.codes)
     if array.bits == 4:
         nibbles = unpack_nibbles(codes)
-        if array.codebook is not None:
-            codes = np.asarray(array.codebook)[nibbles]
-        else:
-            codes = nibbles if array.offset is not None else (nibbles ^ 8).view(np.int8) - np.int8(8)
+        codes = nibbles if array.codebook is None else np.asarray(array.codebook)[nibbles]
     values = codes.astype(np.float32).reshape(-1, array.group) * host_scales(array).reshape(-1, 1)
     if array.offset is not None:
-        values += np.asarray(array.offset).reshape(-1, 1)
+        values += np.asarray(array.offset, np.float32).reshape(-1, 1)
     return values.reshape(array.shape)
 
 
@@ -119,7 +118,7 @@ def host_scales(array: QuantArray) -> np.ndarray:
     """float32 scales of a QuantArray of NumPy arrays."""
     scale = array.scale
     if not isinstance(scale, CodedScale):
-        return np.asarray(scale)
+        return np.asarray(scale, np.float32)
     codes = np.asarray(scale.codes).reshape(-1)
     blocks = np.repeat(np.asarray(scale.scale), SCALES_PER_BLOCK)[: codes.size]
     values: np.ndarray = np.asarray(scale.codebook)[codes] * blocks + np.asarray(scale.offset)
@@ -127,9 +126,8 @@ def host_scales(array: QuantArray) -> np.ndarray:
 
 
 def pack_nibbles(codes: np.ndarray) -> np.ndarray:
-    """uint8 `[..., n / 2]` of codes `[..., n]` in -8..7 or 0..15: the even one in the low nibble."""
-    nibbles = codes.view(np.uint8) & 15
-    return nibbles[..., 0::2] | (nibbles[..., 1::2] << 4)
+    """uint8 `[..., n / 2]` of uint8 codes `[..., n]` in 0..15: the even one in the low nibble."""
+    return codes[..., 0::2] | (codes[..., 1::2] << 4)
 
 
 def unpack_nibbles(packed: np.ndarray) -> np.ndarray:
@@ -137,17 +135,14 @@ def unpack_nibbles(packed: np.ndarray) -> np.ndarray:
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
 
 
-def _rounding(storage: Storage) -> Callable[[np.ndarray], _Codes]:
-    if storage.kind == "int4" and not storage.symmetric:
-        return quantize_asymmetric
-    function: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] = {
-        "int8": lambda groups: quantize_symmetric(groups, 127),
-        "int4": lambda groups: quantize_symmetric(groups, 7),
+def _rounding(storage: Storage) -> Callable[[np.ndarray], tuple[np.ndarray, ...]]:
+    return {
+        "int8": quantize_int8,
+        "int4": quantize_int4 if storage.symmetric else quantize_asymmetric,
         "fp8": quantize_fp8,
         "nf4": quantize_nf4,
         "fp4": quantize_fp4,
     }[storage.kind]
-    return lambda groups: (*function(groups), None)
 
 
 def _stored_scale(scale: np.ndarray, storage: Storage) -> np.ndarray | CodedScale:

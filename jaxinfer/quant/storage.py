@@ -7,6 +7,7 @@ from typing import Literal
 Kind = Literal["int8", "fp8", "int4", "nf4", "fp4"]
 
 BITS: dict[Kind, int] = {"int8": 8, "fp8": 8, "int4": 4, "nf4": 4, "fp4": 4}
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 SMALLEST_GROUP = 16
 SCALES_PER_BLOCK = 256
 """Scales that share a scale of their own under double quantisation."""
@@ -20,9 +21,10 @@ class Storage:
         kind: what a code stands for: an integer ("int8" -127..127, "int4" 4 bits), a float8_e4m3fn ("fp8"), or an entry
             of bitsandbytes' table of 16 values ("nf4", "fp4").
         group: neighbouring inputs of a channel that share a scale; 0 is all of them.
-        symmetric: of "int4": codes -7..7 with zero in the middle; else codes 0..15 and an offset for each group.
+        symmetric: of "int4": the code 8 is zero; else each group has a zero point of its own.
         act_bits: 8 if activations are rounded to int8 as well, each token with a scale of its own; else 16.
         double: scales are codes of 8 bits themselves, in blocks of `SCALES_PER_BLOCK`.
+        half: scales and offsets are float16, as in a GGUF file.
     """
 
     kind: Kind
@@ -30,6 +32,19 @@ class Storage:
     symmetric: bool = True
     act_bits: int = 16
     double: bool = False
+    half: bool = False
+
+    @property
+    def scale_dtype(self) -> str:
+        """Of the scales: bfloat16 for groups of 4 bits, whose scales are many."""
+        return "float16" if self.half else "bfloat16" if self.kind == "int4" else "float32"
+
+    @property
+    def offset_dtype(self) -> str | None:
+        """Of the offsets, which are whole multiples of the scales, exactly; None for a format without."""
+        if self.kind != "int4":
+            return None
+        return "float16" if self.half else "bfloat16" if self.symmetric else "float32"
 
     @property
     def bits(self) -> int:
@@ -44,10 +59,10 @@ class Storage:
         """Bytes of a matrix ``[channels, row]`` with its scales, offsets and tables."""
         scales = channels * row // self.group_of(row)
         codes = channels * row * self.bits // 8
-        offsets = 0 if self.symmetric else 4 * scales
+        offsets = scales * _BYTES[self.offset_dtype] if self.offset_dtype else 0
         table = 4 * 16 if self.kind in ("nf4", "fp4") else 0
         nested = scales + 4 * -(-scales // SCALES_PER_BLOCK) + 4 + 4 * 256
-        return codes + (nested if self.double else 4 * scales) + offsets + table
+        return codes + (nested if self.double else scales * _BYTES[self.scale_dtype]) + offsets + table
 
     def __str__(self) -> str:
         grouped = f" in groups of {self.group}" if self.group else " per output channel"
