@@ -73,7 +73,7 @@ def _array(fields: Mapping[str, Any], key: str, kind: type) -> list[Any]:
     """An array of strings or numbers; ValueError for anything else."""
     values = _field(fields, key)
     listed = hasattr(values, "__len__") and not isinstance(values, (str, bytes, Mapping))
-    if not listed or not all(isinstance(value, kind) for value in values):
+    if not listed or not all(issubclass(found, kind) for found in set(map(type, values))):
         what = "strings" if kind is str else "numbers"
         raise ValueError(f"GGUF field {key} is no array of {what}; the file is damaged")
     return list(values)
