@@ -71,21 +71,25 @@ class PrefixReuse:
         if hidden := self._sight.num_hidden(request.num_computed_tokens):
             self._manager.hide(request, hidden)
 
-    def adopt(self, request: Request, source: Request, num_tokens: int) -> None:
+    def adopt(self, request: Request, source: Request, num_tokens: int) -> bool:
         """Gives a request the source's blocks of its first `num_tokens` tokens, which are the same in both and have
-        been scheduled for the source. The last of these blocks may be filled in part. Nothing happens when the source
-        has let go of blocks that the request still needs."""
+        been scheduled for the source. The last of these blocks may be filled in part.
+
+        Returns:
+            False, with nothing changed, when the source has let go of blocks that the request would still need.
+        """
         table, hidden = request.block_ids, self._sight.num_hidden(num_tokens)
         first = max(len(table), hidden)
         blocks = source.block_ids[first : self._manager.blocks_for(num_tokens)]
         if PADDING_BLOCK in blocks:
-            return
+            return False
         self._manager.hide(request, min(len(table), hidden))
         self._manager.skip(request, first - len(table))
         self._manager.share(request, blocks)
         request.num_computed_tokens = num_tokens
         request.num_published = min(source.num_published, num_tokens // self._size)
         request.is_findable = request.is_findable and source.is_findable
+        return True
 
     def adopt_prompt(self, request: Request) -> None:
         """The same from a sibling that has computed the prompt, if one runs: all of it but the last token, from which
@@ -95,8 +99,8 @@ class PrefixReuse:
             return
         for source in request.siblings:
             if source.status is RequestStatus.RUNNING and source.num_computed_tokens >= num_prompt:
-                self.adopt(request, source, num_prompt - 1)
-                return
+                if self.adopt(request, source, num_prompt - 1):
+                    return
 
     def let_go(self, request: Request) -> None:
         """Takes a request's blocks; if it is to be computed again, it is from its first token."""

@@ -157,9 +157,9 @@ class Scheduler:
             request.block_keys = source.block_keys[: num_common // self._block_size]
         self._register(request, followers)
         num_shared = min(source.num_computed_tokens, num_common, request.num_known_tokens - 1)
-        if source.status is RequestStatus.RUNNING and self._running.num_free_slots and num_shared > 0:
+        can_run = source.status is RequestStatus.RUNNING and self._running.num_free_slots and num_shared > 0
+        if can_run and self._reuse.adopt(request, source, num_shared):
             self._running.add(request)
-            self._reuse.adopt(request, source, num_shared)
             self._reuse.note_admission(request)
         else:
             self._admission.queue(request)
