@@ -20,12 +20,13 @@ from pallas_kernels.triton_call import check_addressable, triton_call
 
 
 def check_triton(x: Any, codes: Any, group: int, device: Device | None) -> None:
-    """Tells what the kernel cannot do.
+    """Tells what the kernel cannot do and, where a device is given, what is left to XLA.
 
     Raises:
         NotImplementedError: what it is, and what to use instead.
     """
-    del device  # what it takes is there wherever Triton runs
+    if device is not None and codes.dtype == jnp.int8 and group == x.shape[1]:
+        raise NotImplementedError("XLA converts 8-bit codes with one scale a row while it multiplies; use 'xla'")
     if x.dtype == jnp.float32:
         raise NotImplementedError("x of float32 would leave the tensor cores; use 'xla', bfloat16 or float16")
     if x.dtype == jnp.float16 and x.shape[0] > FEW_TOKENS:

@@ -130,36 +130,29 @@ def _scale_sums(
     spec: KernelSpec, refs: _Refs, place: _Place, table: Any, first: jax.Array, last: jax.Array
 ) -> jax.Array:
     """float32[tokens, out]: codes meet x, scales meet the groups' sums."""
-    tiles = spec.tiles
     shifted = spec.has_offset or spec.bias != 0
-    zero = jnp.zeros((tiles.tokens, tiles.out), jnp.float32)
 
-    def step_of_group(index: jax.Array, carry: Any) -> Any:
-        total, scale, shift = carry
+    def product(index: jax.Array) -> tuple[jax.Array, jax.Array]:
         x = _load_x(spec, refs, place, index)
+        return x, plt.dot(x, _decoded(spec, refs, place, table, index), trans_b=True)
+
+    def step(index: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        total, scale, shift = carry
         # Asked for a tile ahead: they are few bytes, and nothing else covers the time that they take.
         following = _factors(spec, refs, place, jnp.minimum(index + 1, last - 1))
-        part = plt.dot(x, _decoded(spec, refs, place, table, index), trans_b=True)
+        x, part = product(index)
         total = fused_multiply_add(part, scale[None, :], total, spec.interpret)
         if shifted:
             sums = jnp.sum(x.astype(jnp.float32), axis=1)
             total = fused_multiply_add(sums[:, None], shift[None, :], total, spec.interpret)
         return total, *following
 
-    def step_of_row(index: jax.Array, carry: Any) -> Any:
-        total, terms = carry
-        x = _load_x(spec, refs, place, index)
-        total += plt.dot(x, _decoded(spec, refs, place, table, index), trans_b=True)
-        return total, terms + x.astype(jnp.float32) if shifted else terms
-
-    if spec.grouped:
-        total, _, _ = lax.fori_loop(first, last, step_of_group, (zero, *_factors(spec, refs, place, first)))
+    zero = jnp.zeros((spec.tiles.tokens, spec.tiles.out), jnp.float32)
+    factors = _factors(spec, refs, place, first)
+    if spec.grouped or shifted:
+        total, _, _ = lax.fori_loop(first, last, step, (zero, *factors))
         return total
-    terms = jnp.zeros((tiles.tokens, tiles.into if shifted else 1), jnp.float32)
-    total, terms = lax.fori_loop(first, last, step_of_row, (zero, terms))
-    scale, shift = _factors(spec, refs, place, first)
-    total = total * scale[None, :]
-    return total + jnp.sum(terms, axis=1)[:, None] * shift[None, :] if shifted else total
+    return lax.fori_loop(first, last, lambda index, total: total + product(index)[1], zero) * factors[0][None, :]
 
 
 def _scale_weights(
