@@ -135,6 +135,10 @@ class BlockManager:
             self.num_refs[block] += 1
         owner.block_ids += block_ids
 
+    def drop_last(self, owner: BlockOwner) -> None:
+        """Takes the last block of the owner's table away."""
+        self._let_go([owner.block_ids.pop()])
+
     def skip(self, owner: BlockOwner, count: int) -> None:
         """Appends table entries for `count` blocks that the owner will never need, to a table of such entries."""
         if count:

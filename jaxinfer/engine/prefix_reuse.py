@@ -42,13 +42,13 @@ class PrefixReuse:
 
     def advance(self, request: Request) -> int:
         """Gives a request the blocks that the cache has for the tokens it is to compute next, and moves it over them.
-        At least one token is left to compute.
+        A block that it has begun is given back when the cache has the whole. At least one token is left to compute.
 
         Returns:
             By how many tokens it was moved.
         """
         size, start = self._size, request.num_computed_tokens
-        if not self._enabled or start % size or not request.reads_cache:
+        if not self._enabled or not request.reads_cache:
             return 0
         first, last = start // size, (request.num_known_tokens - 1) // size
         if first >= last:
@@ -56,15 +56,16 @@ class PrefixReuse:
         hidden, blocks = self._find(self._keys(request, last)[:last], first)
         if not blocks:
             return 0
+        if start % size:
+            self._manager.drop_last(request)
         if hidden:
             self._manager.hide(request, first)
             self._manager.skip(request, hidden)
         self._manager.share(request, blocks)
-        moved = hidden + len(blocks)
-        request.num_computed_tokens = start + moved * size
-        request.num_published = first + moved
+        request.num_published = first + hidden + len(blocks)
+        request.num_computed_tokens = request.num_published * size
         self.hide(request)
-        return moved * size
+        return request.num_computed_tokens - start
 
     def hide(self, request: Request) -> None:
         """Gives back the request's blocks that none of its tokens to come will see."""

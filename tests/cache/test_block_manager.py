@@ -99,6 +99,12 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.manager.share(self.owners[index], found)
         self.tokens[index] = list(tokens[: len(found) * SIZE])
 
+    @rule(index=st.integers(0, 3))
+    def drop_last(self, index: int) -> None:
+        if self.owners[index].block_ids:
+            self.manager.drop_last(self.owners[index])
+            del self.tokens[index][len(self.owners[index].block_ids) * SIZE :]
+
     gone: tuple[int, ...] = ()
 
     @rule(index=st.integers(0, 3))
