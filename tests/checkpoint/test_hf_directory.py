@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxinfer.checkpoint import load_params, open_checkpoint
+from jaxinfer.checkpoint.load import stored_bytes
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -192,8 +193,10 @@ def test_rotary_buffers_of_old_checkpoints_are_skipped(hf_copy):
 
 def test_tied_and_an_identical_head(hf_copy, data_dir):
     folder = hf_copy("tiny_llama_tied", lambda tensors: tensors.update({HEAD: tensors[EMBEDDING]}))
-    params = load_params(open_checkpoint(folder), "float32")
+    checkpoint = open_checkpoint(folder)
+    params = load_params(checkpoint, "float32")
     assert "lm_head" not in params
+    assert stored_bytes(checkpoint) == stored_bytes(open_checkpoint(data_dir / "tiny_llama_tied"))  # counted once
     expected = load_params(open_checkpoint(data_dir / "tiny_llama_tied"), "float32")
     jax.tree.map(np.testing.assert_array_equal, params, expected)
 
