@@ -58,26 +58,21 @@ def test_formulas_agree_with_xla(gpu: str, model: ModelConfig, concurrency: int,
 
 
 @pytest.mark.parametrize(
-    ("model", "num_tokens", "num_rows", "sampler"),
+    ("gpu", "model", "num_tokens", "num_rows", "sampler"),
     [
-        (layers("mixtral-8x7b", 1), 2048, 16, False),
-        (layers("gpt2", 1), 4096, 64, True),
-        (layers("gemma-2-9b", 1), 2048, 16, False),
+        ("l4", layers("mixtral-8x7b", 1), 2048, 16, False),
+        ("h200", layers("gpt2", 1), 4096, 64, True),
+        ("b200", layers("gemma-2-9b", 1), 2048, 16, False),
     ],
-    ids=lambda value: str(value) if isinstance(value, int) else "",
+    ids=["experts on l4", "odd vocabulary on h200", "norms behind layers on b200"],
 )
-def test_scratch_of_other_shapes(model: ModelConfig, num_tokens: int, num_rows: int, sampler: bool) -> None:
+def test_scratch_of_other_shapes(gpu: str, model: ModelConfig, num_tokens: int, num_rows: int, sampler: bool) -> None:
     """The formula bounds the largest step of shapes in which something else is widest, and not by much."""
     spec = StepSpec(num_tokens, num_rows, 64, sampler)
-    report = compile_step(gpu_target("h200"), model, spec, num_pages=64).report
+    report = compile_step(gpu_target(gpu), model, spec, num_pages=64).report
     memory = step_memory(model, num_tokens=num_tokens, num_rows=num_rows, table_width=64)
     print(report.temp_bytes / 2**20, memory.scratch / 2**20)
     assert 0.97 * report.temp_bytes <= memory.scratch + memory.inputs <= 1.25 * report.temp_bytes
-
-
-def test_the_newest_architecture_can_be_compiled_for(tiny_config: ModelConfig) -> None:
-    plan, compiled = both("b200", tiny_config, 8, context=128)
-    assert plan.total == pytest.approx(compiled.total, rel=0.03)
 
 
 def test_quantised_weights_cannot_be_compiled_yet(tiny_config: ModelConfig) -> None:

@@ -10,8 +10,8 @@ MIB = 2**20
 
 
 def test_a_step_of_llama_3_8b() -> None:
-    """8,192 tokens: the residual stream, gate, up and their product in bfloat16, cuBLAS's workspace; 256 rows of float32
-    logits."""
+    """8,192 tokens: the residual stream, gate, up and their product in bfloat16, and cuBLAS's workspace; 256 rows of
+    float32 logits."""
     memory = step_memory(LLAMA_8B, num_tokens=8192, num_rows=256, table_width=512)
     assert memory.scratch == 8192 * 2 * (4096 + 3 * 14336) + 4 * MIB == 740 * MIB
     logits = 4 * 256 * 128256
