@@ -26,8 +26,9 @@ def test_the_cache_takes_what_is_left(utilization: float, kv_dtype: str, token_b
     plan = memory_plan(replace(SETTING, utilization=utilization, kv_dtype=kv_dtype))
     assert plan.weights == WEIGHTS and plan.budget == int(utilization * 80 * GIB)
     assert plan.num_blocks == blocks(plan, token_bytes)
-    assert plan.fits == (plan.num_blocks > 0)
-    assert plan.total <= plan.budget < plan.total + 16 * token_bytes or not plan.fits
+    # 8 requests of up to 8,192 tokens: 8 x 2,048 + sqrt(8) x 6,144 in blocks, three half ones, and that for padding.
+    assert plan.fits == (plan.num_blocks >= -(-33_762 // 16) + 3 + 1) == (utilization > 0.2)
+    assert plan.total <= plan.budget < plan.total + 16 * token_bytes
     assert plan.kv_tokens == max(plan.num_blocks - 1, 0) * 16
 
 
