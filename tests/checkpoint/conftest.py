@@ -232,7 +232,7 @@ def family_case(request: pytest.FixtureRequest, make_case: Callable[[str], Famil
     return make_case(request.param)
 
 
-@pytest.fixture(params=["mistral", "qwen3", "gemma2", "gemma3", "phi3", "cohere2"])
+@pytest.fixture(params=["mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "cohere2"])
 def window_case(request: pytest.FixtureRequest, make_case: Callable[[str], FamilyCase]) -> FamilyCase:
     """Cases with a window in some layers."""
     return make_case(request.param)

@@ -66,6 +66,9 @@ GPT2 = {
 
 CASES: dict[str, dict[str, Any]] = {
     "mistral": SIZES | {"model": "Mistral", "sliding_window": 8, "head_dim": 16},
+    "qwen2": SIZES
+    | {"model": "Qwen2", "num_hidden_layers": 3}
+    | {"use_sliding_window": True, "sliding_window": 10, "max_window_layers": 2},
     "qwen3": SIZES
     | {"model": "Qwen3", "head_dim": 32, "num_hidden_layers": 3}
     | {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
