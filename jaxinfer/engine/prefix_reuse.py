@@ -99,9 +99,9 @@ class PrefixReuse:
         if request.num_computed_tokens >= num_prompt - 1:
             return
         for source in request.siblings:
-            if source.status is RequestStatus.RUNNING and source.num_computed_tokens >= num_prompt:
-                if self.adopt(request, source, num_prompt - 1):
-                    return
+            has_prompt = source.status is RequestStatus.RUNNING and source.num_computed_tokens >= num_prompt
+            if has_prompt and self.adopt(request, source, num_prompt - 1):
+                return
 
     def let_go(self, request: Request) -> None:
         """Takes a request's blocks; if it is to be computed again, it is from its first token."""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.engine.beam_search_params import BeamSearchParams
+from jaxinfer.engine.errors import EngineAsleepError
 from jaxinfer.engine.outputs import RequestOutput
 from jaxinfer.engine.sampling_params import RequestOutputKind, SamplingParams
 
@@ -135,6 +136,30 @@ def test_abort_at_every_moment(make_harness: Any, num_steps: int) -> None:
     (aborted,) = harness.engine.abort(["a"]) if "a" not in done else [None]
     assert aborted is None or {sample.finish_reason for sample in aborted.outputs} <= {"abort", "stop"}
     assert set(harness.run()) | done == {"b", "c"} | ({"a"} & done)
+    harness.check_idle()
+
+
+@pytest.mark.parametrize("num_steps", range(0, 10, 3))
+def test_suspended_at_every_moment(make_harness: Any, naive_beam_search: Any, num_steps: int) -> None:
+    """As `LLM.sleep` does: what the pool held is gone."""
+    harness = make_harness(peaked_logits, eos=ENDS, num_blocks=24, block_size=4, max_num_batched_tokens=8)
+    params = BeamSearchParams(4, 12, include_stop_str_in_output=True)
+    for name in PROMPTS:
+        harness.add(name, PROMPTS[name], params)
+    outputs = [output for _ in range(num_steps) for output in harness.engine.step()]
+    outputs += harness.engine.suspend()
+    assert not harness.engine.can_step
+    with pytest.raises(EngineAsleepError):
+        harness.engine.step()
+    manager = harness.engine.scheduler.block_manager
+    assert manager.num_free_blocks == manager.num_blocks and not manager.cache.keys
+    harness.device.pool[:] = -1
+    harness.engine.resume()
+    outputs += [output for found in harness.run().values() for output in found]
+    for output in outputs:
+        expected = naive_beam_search(model(PROMPTS[output.request_id]), 4, 12, 1.0, set(ENDS))
+        check(output, expected, params)
+    assert len(outputs) == 3
     harness.check_idle()
 
 
