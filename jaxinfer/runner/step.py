@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.cache.paged import KVCache, LayerCache
-from jaxinfer.models.attention import Sight
+from jaxinfer.cache.spread import channel_spread
+from jaxinfer.models.attention import Sight, split_rotated
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.rope import Rotation
@@ -19,7 +20,7 @@ from jaxinfer.sampling.batch import SamplingBatch
 from jaxinfer.sampling.logits import LogitsProcessor
 from jaxinfer.sampling.sampler import SamplerOutput, sample, sample_greedy
 from jaxinfer.sampling.state import SamplingState
-from pallas_kernels.kv_write import rope_kv_write
+from pallas_kernels.kv_write import kv_write, rope_kv_write
 from pallas_kernels.paged_attention import WorkList, make_work_list, paged_attention
 
 GREEDY_FIELDS = ("tokens", "finite")
@@ -50,25 +51,42 @@ class PagedAttention:
     ) -> tuple[jax.Array, LayerCache]:
         """The new tokens' own keys and values are read back from the pages, too: what a token sees does not depend on
         whether it was computed in the same step."""
+        if cache.is_spread:
+            return self._spread(qkv, angles, cache, sight)
         q, *written = rope_kv_write(
             qkv, angles.cos, angles.sin, cache.pages, self.page_ids, self.offsets, scales=cache.scales
         )
         cache = LayerCache(*written)
         # A float pool of another dtype than the activations is attended to in its own.
         read_dtype = q.dtype if cache.scales is not None else cache.pages.dtype
-        out = paged_attention(
-            q.astype(read_dtype),
+        return self._attend(q.astype(read_dtype), cache, sight, sight.scale).astype(qkv.dtype), cache
+
+    def _spread(
+        self, qkv: jax.Array, angles: Rotation, cache: LayerCache, sight: Sight
+    ) -> tuple[jax.Array, LayerCache]:
+        """The same with the channels of queries, keys and values spread in the pages."""
+        spread = channel_spread(qkv.shape[-1])
+        matrix = jnp.asarray(spread.matrix, qkv.dtype)
+        apply = partial(jnp.einsum, precision="highest")  # of float32; others are what they are
+        q, k, v = (apply("tnh,hc->tnc", rows, matrix) for rows in split_rotated(qkv, angles))
+        cache = LayerCache(*kv_write(k, v, cache.pages, self.page_ids, self.offsets, scales=cache.scales))
+        scale = qkv.shape[-1] ** -0.5 if sight.scale is None else sight.scale
+        out = self._attend(q, cache, sight, scale / spread.gain)
+        return apply("tnc,hc->tnh", out, matrix / jnp.asarray(spread.gain, qkv.dtype)), cache
+
+    def _attend(self, q: jax.Array, cache: LayerCache, sight: Sight, scale: float | None) -> jax.Array:
+        return paged_attention(
+            q,
             cache.pages,
             self.block_tables,
             self.query_start,
             self.context_lens,
             scales=cache.scales,
-            scale=sight.scale,
+            scale=scale,
             window=sight.window,
             softcap=sight.softcap,
             work_list=next(work_list for work_list in self.work_lists if work_list.window == sight.window),
         )
-        return out.astype(qkv.dtype), cache
 
 
 class StepOutput(NamedTuple):

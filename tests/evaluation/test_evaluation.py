@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.linalg
 
 from jaxinfer.evaluation.attention_error import attention_errors
 from jaxinfer.evaluation.evaluate import evaluate
@@ -79,7 +80,10 @@ def windows() -> list[list[int]]:
 
 
 def through(kv_format: Any, rows: jax.Array) -> jax.Array:
-    return rows if kv_format is None else dequantize(*quantize(rows, kv_format))
+    if kv_format is None:
+        return rows
+    mixing = jnp.asarray(scipy.linalg.hadamard(8) / 8**0.5, jnp.float32) if kv_format.name == "int4" else jnp.eye(8)
+    return dequantize(*quantize(rows @ mixing, kv_format)) @ mixing.T
 
 
 def dense(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
