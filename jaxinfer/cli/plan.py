@@ -124,7 +124,7 @@ def _text(plan: "Recommendation", compiled: "CompiledPlan | None") -> str:
     memory = dict(plan.memory or {})
     gpu = f"{plan.tp} x {plan.gpu}" if plan.tp > 1 else plan.gpu
     heading = f"{plan.model} on {gpu}: {plan.max_seqs} requests at a time, context {plan.max_model_len:,}"
-    lines = [heading, "=" * len(heading), "", _memory_table(plan, memory, compiled), "", *_bar(memory), ""]
+    lines = [heading, "=" * len(heading), "", _memory_table(plan, memory, compiled), "", *_bar(memory, compiled), ""]
     if compiled is not None:
         lines += [
             f"XLA: a decode step is {compiled.launches} launches ({compiled.launches_a_layer} a layer) in "
@@ -159,11 +159,11 @@ def _memory_table(plan: "Recommendation", memory: dict[str, int], compiled: "Com
     return aligned(rows, left=(0, len(rows[0]) - 1))
 
 
-def _bar(memory: dict[str, int]) -> list[str]:
+def _bar(memory: dict[str, int], compiled: "CompiledPlan | None") -> list[str]:
     """The card's memory as a line of characters, and what they stand for."""
     ends, used = [], 0
     for part, mark in _PARTS:
-        used += memory[part]
+        used += getattr(compiled, part) if compiled else memory[part]
         ends.append((mark, round(BAR_WIDTH * used / memory["device"])))
     text = ""
     for mark, end in ends:
