@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from pallas_kernels.dispatch import Device
-from pallas_kernels.paged_attention.config import AMPLE_SHARED_MEMORY
+from pallas_kernels.paged_attention.config import AMPLE_SHARED_MEMORY, HOPPER
 from pallas_kernels.quantized_matmul import measured
 
 MAX_BLOCK_K = 128
@@ -84,4 +84,4 @@ def _heuristic(device: Device, tokens: int, into: int, bits: int) -> TileConfig:
     stage = into * (2 * tokens + 128 * bits // 8)
     shared = 160 << 10 if device.compute_capability in AMPLE_SHARED_MEMORY else 96 << 10
     num_stages = 4 if 2 * 4 * stage <= shared else 3
-    return TileConfig(128, 4 if tokens == 64 else 8, num_stages, 2)
+    return TileConfig(128, 4 if tokens == 64 and device.compute_capability in HOPPER else 8, num_stages, 2)

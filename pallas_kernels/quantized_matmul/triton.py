@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.dispatch import Device, current_device
+from pallas_kernels.paged_attention.config import HOPPER
 from pallas_kernels.quantized_matmul.config import FEW_TOKENS, MIN_BLOCK_K, block_k, tiles_for
 from pallas_kernels.quantized_matmul.triton_kernel import KernelSpec, multiply_kernel
 from pallas_kernels.quantized_matmul.xla import quantized_matmul_xla
@@ -55,9 +56,8 @@ def quantized_matmul_triton(
     """
     (num_tokens, channels), num_out = x.shape, codes.shape[0]
     group = channels // scale.shape[1]
-    tiles = tiles_for(
-        current_device(), num_tokens=num_tokens, num_out=num_out, channels=channels, bits=bits, group=group
-    )
+    device = current_device()
+    tiles = tiles_for(device, num_tokens=num_tokens, num_out=num_out, channels=channels, bits=bits, group=group)
     spec = KernelSpec(
         tiles=tiles,
         num_tokens=num_tokens,
@@ -68,6 +68,7 @@ def quantized_matmul_triton(
         has_offset=offset is not None,
         has_table=codebook is not None,
         dtype=x.dtype,
+        weights_first=device.compute_capability in HOPPER,
         interpret=interpret,
     )
     whole = tiles.splits == 1

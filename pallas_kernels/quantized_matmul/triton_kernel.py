@@ -38,6 +38,8 @@ class KernelSpec:
         bits, group: of the weights.
         has_offset, has_table: whether there is an offset, or a codebook.
         dtype: of x, and of the products.
+        weights_first: whether weights are the first operand of products with many tokens. Hopper takes that one from
+            registers; before it, the second is the one that fewer warps decode each for itself.
         interpret: whether the kernel is interpreted, which knows no PTX.
     """
 
@@ -50,6 +52,7 @@ class KernelSpec:
     has_offset: bool
     has_table: bool
     dtype: Any
+    weights_first: bool
     interpret: bool
 
     @property
@@ -158,7 +161,7 @@ def _scale_sums(
 def _scale_weights(
     spec: KernelSpec, refs: _Refs, place: _Place, table: Any, first: jax.Array, last: jax.Array
 ) -> jax.Array:
-    """float32[tokens, out]: weights meet x. They come first, since Hopper takes its first operand from registers."""
+    """float32[tokens, out]: weights meet x."""
     scale_later = not spec.grouped and not spec.has_offset and not spec.bias
 
     def step(index: jax.Array, total: jax.Array) -> jax.Array:
@@ -169,13 +172,13 @@ def _scale_weights(
             wide = weights.astype(jnp.float32)
             wide = fused_multiply_add(wide, scale[:, None], shift[:, None], spec.interpret)
             weights = wide.astype(spec.dtype)
-        return total + plt.dot(weights, x, trans_b=True)
+        return total + (plt.dot(weights, x, trans_b=True) if spec.weights_first else plt.dot(x, weights, trans_b=True))
 
-    zero = jnp.zeros((spec.tiles.out, spec.tiles.tokens), jnp.float32)
+    shape = spec.tiles.tokens, spec.tiles.out
+    zero = jnp.zeros(shape[::-1] if spec.weights_first else shape, jnp.float32)
     total = lax.fori_loop(first, last, step, zero)
-    if scale_later:
-        total = total * _factors(spec, refs, place, first)[0][:, None]
-    return total.T
+    total = total.T if spec.weights_first else total
+    return total * _factors(spec, refs, place, first)[0][None, :] if scale_later else total
 
 
 def _load_x(spec: KernelSpec, refs: _Refs, place: _Place, index: jax.Array) -> jax.Array:
