@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from jaxinfer.config import CacheConfig, EngineConfig, RunnerConfig, SchedulerConfig
+from jaxinfer.engine.beam_search import BeamSearch, Candidates
 from jaxinfer.engine.beam_search_params import BeamSearchParams
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.outputs import RequestOutput
@@ -71,7 +72,7 @@ class Server:
 
     def plain(self, kind: str) -> list[RequestOutput]:
         """The reference: one request at a time, one sample at a time, nobody finds or shares anything. (Beams share by
-        their nature; their references are transformers', in another test.)"""
+        their nature; what they find is compared with beams that do not, below.)"""
         if kind not in self._plain:
             self._plain[kind] = [output for prompt in PROMPTS for output in self._alone(prompt, kind)]
         return self._plain[kind]
@@ -88,6 +89,22 @@ class Server:
             while engine.scheduler.has_unfinished:
                 outputs += engine.step()
         return outputs
+
+    def beams_by_themselves(self, prompt: list[int]) -> list[tuple[list[int], float]]:
+        """Ids and sums of a search that computes every beam in every step from its first token, in a pool of its
+        own."""
+        params = PARAMS["beams"]
+        one = SamplingParams(temperature=0, **{**ASKED, "max_tokens": 1, "logprobs": 3})
+        search = BeamSearch(params.beam_width, params.max_tokens, params.length_penalty, frozenset())
+        while not search.is_done:
+            found = []
+            for beam in search.beams:
+                engine = self._engine(STEP, POOL, caching=False)
+                engine.add_request("0", prompt + beam.token_ids, one)
+                entry = run(engine)[0].outputs[0].logprobs[0]
+                found.append(Candidates(list(entry), [candidate.logprob for candidate in entry.values()]))
+            search.advance(found)
+        return [(beam.token_ids, beam.cum_logprob) for beam in search.best()]
 
     def _engine(self, budget: int, num_blocks: int, caching: bool = True) -> Engine:
         return Engine(self._config(budget, num_blocks, caching), self.runner, None)
@@ -129,6 +146,14 @@ def test_outputs_are_those_of_the_plain_run(server: Server, mix: Mix) -> None:
     assert cached[0] == (16 if mix.hit else 0)
     preempted = served.engine.stats().num_preemptions
     assert preempted == 0 if mix.num_blocks == POOL else preempted > 0 or mix.kind == "n=1"
+
+
+def test_beams_that_share_are_those_that_do_not(server: Server) -> None:
+    for prompt, output in list(zip(PROMPTS, server.plain("beams"), strict=True))[:2]:
+        expected = server.beams_by_themselves(prompt)
+        assert [sample.token_ids for sample in output.outputs] == [ids for ids, _ in expected]
+        sums = [sample.cumulative_logprob for sample in output.outputs]
+        assert sums == pytest.approx([total for _, total in expected], abs=1e-3)
 
 
 def check_equal(outputs: Sequence[RequestOutput], expected: Sequence[RequestOutput]) -> None:
