@@ -11,16 +11,16 @@ from jax import lax
 
 from jaxinfer.cache.paged import KVCache, LayerCache
 from jaxinfer.cache.spread import channel_spread
-from jaxinfer.models.attention import Sight, split_rotated
+from jaxinfer.models.attention import Sight
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import Decoder
-from jaxinfer.models.rope import Rotation
+from jaxinfer.models.rope import Rotation, rotate
 from jaxinfer.runner.inputs import StepInput, StepSpec, unpack
 from jaxinfer.sampling.batch import SamplingBatch
 from jaxinfer.sampling.logits import LogitsProcessor
 from jaxinfer.sampling.sampler import SamplerOutput, sample, sample_greedy
 from jaxinfer.sampling.state import SamplingState
-from pallas_kernels.kv_write import kv_write, rope_kv_write
+from pallas_kernels.kv_write import rope_kv_write
 from pallas_kernels.paged_attention import WorkList, make_work_list, paged_attention
 
 GREEDY_FIELDS = ("tokens", "finite")
@@ -53,10 +53,7 @@ class PagedAttention:
         whether it was computed in the same step."""
         if cache.is_spread:
             return self._spread(qkv, angles, cache, sight)
-        q, *written = rope_kv_write(
-            qkv, angles.cos, angles.sin, cache.pages, self.page_ids, self.offsets, scales=cache.scales
-        )
-        cache = LayerCache(*written)
+        q, cache = self._write(qkv, angles, cache)
         # A float pool of another dtype than the activations is attended to in its own.
         read_dtype = q.dtype if cache.scales is not None else cache.pages.dtype
         return self._attend(q.astype(read_dtype), cache, sight, sight.scale).astype(qkv.dtype), cache
@@ -65,14 +62,22 @@ class PagedAttention:
         self, qkv: jax.Array, angles: Rotation, cache: LayerCache, sight: Sight
     ) -> tuple[jax.Array, LayerCache]:
         """The same with the channels of queries, keys and values spread in the pages."""
-        spread = channel_spread(qkv.shape[-1])
+        tokens, head_dim = qkv.shape[0], qkv.shape[-1]
+        spread = channel_spread(head_dim)
         matrix = jnp.asarray(spread.matrix, qkv.dtype)
         apply = partial(jnp.einsum, precision="highest")  # of float32; others are what they are
-        q, k, v = (apply("tnh,hc->tnc", rows, matrix) for rows in split_rotated(qkv, angles))
-        cache = LayerCache(*kv_write(k, v, cache.pages, self.page_ids, self.offsets, scales=cache.scales))
-        scale = qkv.shape[-1] ** -0.5 if sight.scale is None else sight.scale
+        rotated = jnp.concatenate([rotate(qkv[:, :, :-1], angles), qkv[:, :, -1:]], axis=2)
+        as_they_are = Rotation(jnp.ones((tokens, head_dim // 2)), jnp.zeros((tokens, head_dim // 2)))
+        q, cache = self._write(apply("tkgh,hc->tkgc", rotated, matrix), as_they_are, cache)
+        scale = head_dim**-0.5 if sight.scale is None else sight.scale
         out = self._attend(q, cache, sight, scale / spread.gain)
         return apply("tnc,hc->tnh", out, matrix / jnp.asarray(spread.gain, qkv.dtype)), cache
+
+    def _write(self, qkv: jax.Array, angles: Rotation, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
+        q, *written = rope_kv_write(
+            qkv, angles.cos, angles.sin, cache.pages, self.page_ids, self.offsets, scales=cache.scales
+        )
+        return q, LayerCache(*written)
 
     def _attend(self, q: jax.Array, cache: LayerCache, sight: Sight, scale: float | None) -> jax.Array:
         return paged_attention(
