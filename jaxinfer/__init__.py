@@ -8,6 +8,8 @@ from jaxinfer._version import __version__
 if TYPE_CHECKING:
     from jaxinfer.async_llm import AsyncLLM
     from jaxinfer.async_llm import AsyncLLM as AsyncLLMEngine
+    from jaxinfer.engine.beam_outputs import BeamSearchOutput, BeamSearchSequence
+    from jaxinfer.engine.beam_search_params import BeamSearchParams
     from jaxinfer.engine.errors import EngineAsleepError, EngineDeadError
     from jaxinfer.engine.outputs import CompletionOutput, Logprob, RequestOutput
     from jaxinfer.engine.sampling_params import RequestOutputKind, SamplingParams
@@ -21,6 +23,9 @@ __all__ = [
     "AsyncEngineArgs",
     "AsyncLLM",
     "AsyncLLMEngine",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "EngineArgs",
     "EngineAsleepError",
@@ -40,6 +45,9 @@ _HOMES = {
     "AsyncEngineArgs": "jaxinfer.startup.args:AsyncEngineArgs",
     "AsyncLLM": "jaxinfer.async_llm:AsyncLLM",
     "AsyncLLMEngine": "jaxinfer.async_llm:AsyncLLM",
+    "BeamSearchOutput": "jaxinfer.engine.beam_outputs:BeamSearchOutput",
+    "BeamSearchParams": "jaxinfer.engine.beam_search_params:BeamSearchParams",
+    "BeamSearchSequence": "jaxinfer.engine.beam_outputs:BeamSearchSequence",
     "CompletionOutput": "jaxinfer.engine.outputs:CompletionOutput",
     "EngineArgs": "jaxinfer.startup.args:EngineArgs",
     "EngineAsleepError": "jaxinfer.engine.errors:EngineAsleepError",

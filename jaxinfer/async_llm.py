@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from jaxinfer.engine.beam_search_params import BeamSearchParams
 from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.engine.stats import EngineStats
 from jaxinfer.models.config import ModelConfig
@@ -116,6 +117,23 @@ class AsyncLLM:
         }
         tokenizer = self._parts.tokenizer
         return self._stream(lambda: render_chat(messages, tokenizer, **options), sampling_params, request_id, priority)
+
+    def beam_search(self, prompt: Prompt, params: BeamSearchParams, request_id: str | None = None) -> RequestStream:
+        """Searches a prompt's most likely continuations; see `LLM.beam_search`.
+
+        `await llm.beam_search(...)`, or the one output that `async for` yields, is a `RequestOutput` whose samples are
+        the sequences, best first, with generated tokens and text only. Cancelling and refusals are those of
+        `generate`.
+        """
+        tokenizer = self._parts.tokenizer
+
+        def prepare() -> AsyncRequest:
+            if not isinstance(params, BeamSearchParams):
+                raise TypeError(f"params={params!r} must be BeamSearchParams")
+            chosen = uuid.uuid4().hex if request_id is None else request_id
+            return AsyncRequest(chosen, tokenize_prompt(prompt, tokenizer), params, priority=0)
+
+        return RequestStream(self._thread, prepare, self)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Ends requests; their streams yield a last output with finish_reason "abort". Unknown ids are fine."""

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from jaxinfer.engine.beam_outputs import BeamSearchOutput, beam_search_output
+from jaxinfer.engine.beam_search_params import BeamSearchParams
 from jaxinfer.engine.outputs import RequestOutput
 from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.engine.stats import EngineStats
@@ -150,6 +152,39 @@ class LLM:
         items = [render_chat(item, self._parts.tokenizer, **options) for item in conversation_list(messages)]
         return self._serve(items, sampling_params, use_tqdm, priority)
 
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        use_tqdm: bool | Callable[..., Any] = False,
+        **unbuilt: Any,
+    ) -> list[BeamSearchOutput]:
+        """Searches each prompt's most likely continuations, `params.beam_width` at a time.
+
+        The rule is that of transformers' `generate(num_beams=..., early_stopping=False)`; see
+        `jaxinfer.engine.beam_search.BeamSearch`. All prompts' beams run together, and those of a prompt share the keys
+        and values of what they have in common. Under sampling parameters there is no penalty, bias or processor:
+        sequences are scored by the model's own log-probabilities.
+
+        Args:
+            prompts: as for `generate`.
+            params: for all of them.
+            use_tqdm: show a progress bar; a callable makes another kind of bar.
+            unbuilt: vLLM's further keywords (`lora_request`, `concurrency_limit`); anything but None is refused.
+
+        Returns:
+            One result for each prompt, in their order. A prompt of several that cannot be served has `error` set.
+
+        Raises:
+            ValueError, TypeError, EngineDeadError, KeyboardInterrupt: as `generate`.
+        """
+        without_unbuilt(unbuilt)
+        if not isinstance(params, BeamSearchParams):
+            raise TypeError(f"params={params!r} must be BeamSearchParams")
+        items = [tokenize_prompt(prompt, self._parts.tokenizer) for prompt in prompt_list(prompts)]
+        outputs = self._serve(items, params, use_tqdm, None)
+        return [beam_search_output(output, self._parts.tokenizer) for output in outputs]
+
     def get_tokenizer(self) -> Tokenizer:
         """Raises ValueError when the engine has none."""
         return require_tokenizer(self._parts.tokenizer, "get_tokenizer()")
@@ -266,7 +301,7 @@ class LLM:
     def _serve(
         self,
         items: Sequence[TokenizedPrompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | BeamSearchParams | None,
         use_tqdm: bool | Callable[..., Any],
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:

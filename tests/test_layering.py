@@ -17,7 +17,8 @@ ALLOWED = {
     "foundation": {"models.config"},
     "tokenizers": {"checkpoint.gguf"},  # the file reader: a GGUF file has its tokenizer inside
     "cache": {"foundation", "models.config", "pallas_kernels"},
-    "engine": {"foundation", "models.config", "cache.block_manager", "cache.prefix_cache", "tokenizers"},
+    "engine": {"foundation", "models.config", "tokenizers"}
+    | {"cache.block_manager", "cache.prefix_cache", "cache.sight"},
     "sampling": {"foundation", "engine"},
     "quant": {"foundation", "pallas_kernels"},
     "models": {"foundation", "quant", "pallas_kernels"},

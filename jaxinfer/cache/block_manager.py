@@ -1,7 +1,8 @@
 """The block manager: which blocks of the KV pool are whose. HOST: plain integers, no device memory."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Protocol
 
 from jaxinfer.cache.prefix_cache import PrefixCache
@@ -12,7 +13,11 @@ PADDING_BLOCK = 0
 
 
 class BlockOwner(Protocol):
-    """Anything with a block table; a Request is one. Compared by identity."""
+    """Anything with a block table; a Request is one. Compared by identity.
+
+    Attributes:
+        block_ids: the table. `PADDING_BLOCK` stands, at its beginning only, for blocks that the owner needs no more.
+    """
 
     block_ids: list[int]
 
@@ -99,6 +104,11 @@ class BlockManager:
         index = position // self.block_size
         return index < len(owner.block_ids) and self.num_refs[owner.block_ids[index]] > 1
 
+    def room(self, owner: BlockOwner, position: int) -> int:
+        """How many tokens the owner can write from `position` on with the blocks that it has and that are free."""
+        blocks = len(owner.block_ids) + self.num_free_blocks - self.shares_block(owner, position)
+        return blocks * self.block_size - position
+
     def take_copies(self) -> tuple[tuple[int, int], ...]:
         """The copies (source, target) noted since the last call, in order: they are to be made before the next step
         writes anything."""
@@ -125,15 +135,27 @@ class BlockManager:
             self.num_refs[block] += 1
         owner.block_ids += block_ids
 
+    def drop_last(self, owner: BlockOwner) -> None:
+        """Takes the last block of the owner's table away."""
+        self._let_go([owner.block_ids.pop()])
+
+    def skip(self, owner: BlockOwner, count: int) -> None:
+        """Appends table entries for `count` blocks that the owner will never need, to a table of such entries."""
+        if count:
+            self._owners.add(owner)
+            owner.block_ids += [PADDING_BLOCK] * count
+
+    def hide(self, owner: BlockOwner, count: int) -> None:
+        """Takes the first `count` blocks of the owner's table away, which has as many; the owner needs them no more."""
+        table, first = owner.block_ids, count
+        while first > 0 and table[first - 1] != PADDING_BLOCK:
+            first -= 1
+        self._let_go(reversed(table[first:count]))
+        table[first:count] = [PADDING_BLOCK] * (count - first)
+
     def free(self, owner: BlockOwner) -> None:
         """Empties the owner's block table; blocks that nobody else owns are free again."""
-        for block in reversed(owner.block_ids):
-            self.num_refs[block] -= 1
-            if self.num_refs[block] == 0:
-                if block in self.cache:
-                    self._cached[block] = None
-                else:
-                    self._empty.append(block)
+        self._let_go(block for block in reversed(owner.block_ids) if block != PADDING_BLOCK)
         owner.block_ids.clear()
         self._owners.discard(owner)
 
@@ -158,7 +180,8 @@ class BlockManager:
             RuntimeError: a block is lost, in two states at once, or counted wrongly.
         """
         self.cache.check_integrity()
-        held = Counter(block for owner in self._owners for block in owner.block_ids)
+        tables = [owner.block_ids[_num_skipped(owner) :] for owner in self._owners]
+        held = Counter(block for table in tables for block in table)
         free = Counter([*self._empty, *self._cached])
         if PADDING_BLOCK in held or PADDING_BLOCK in free or self.num_refs[PADDING_BLOCK]:
             raise RuntimeError(f"block {PADDING_BLOCK} is the padding sink, yet it is in use")
@@ -171,6 +194,16 @@ class BlockManager:
                 raise RuntimeError(f"block {block} is free, and the cache and the free list differ about it")
         if self.num_free_blocks + len(held) != self.num_blocks:
             raise RuntimeError(f"{self.num_free_blocks} free and {len(held)} owned blocks are not {self.num_blocks}")
+
+    def _let_go(self, block_ids: Iterable[int]) -> None:
+        """One owner less for each of these blocks."""
+        for block in block_ids:
+            self.num_refs[block] -= 1
+            if self.num_refs[block] == 0:
+                if block in self.cache:
+                    self._cached[block] = None
+                else:
+                    self._empty.append(block)
 
     def _take(self) -> int:
         """A free block for a new owner: an empty one, else the one in the cache that nobody has used for longest."""
@@ -190,3 +223,8 @@ class BlockManager:
         # A block that was to receive a copy, lost its owner and was handed out again receives the last one only.
         self._copies.pop(target, None)
         self._copies[target] = source
+
+
+def _num_skipped(owner: BlockOwner) -> int:
+    """Entries at the beginning of a table that stand for no block."""
+    return sum(1 for _ in takewhile(lambda block: block == PADDING_BLOCK, owner.block_ids))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxinfer.models.config import ModelConfig
 from pallas_kernels.block_copy import block_copy
-from pallas_kernels.kv_format import FORMATS
+from pallas_kernels.kv_format import FORMATS, format_of
 
 
 class LayerCache(NamedTuple):
@@ -21,6 +21,12 @@ class LayerCache(NamedTuple):
 
     pages: jax.Array
     scales: jax.Array | None = None
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether keys and values are stored with their channels spread (`jaxinfer.cache.spread`): those of int4."""
+        kv_format = format_of(self.pages.dtype)
+        return kv_format is not None and kv_format.packed
 
 
 KVCache = tuple[LayerCache, ...]

@@ -61,6 +61,10 @@ class PrefixCache:
             found.append(block)
         return found
 
+    def find_each(self, keys: Iterable[bytes]) -> list[int | None]:
+        """The block of each of these keys, None where there is none."""
+        return [self._blocks.get(key) for key in keys]
+
     def put(self, key: bytes, block: int) -> None:
         """Makes a block findable, unless another one holds the same or it is there already."""
         if key not in self._blocks and block not in self.keys:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jaxinfer.checkpoint import gguf_config, hf_directory, orbax_directory
 from jaxinfer.checkpoint.gguf import read_gguf
 from jaxinfer.checkpoint.orbax_directory import StoredLeaf
+from jaxinfer.checkpoint.safetensors import refuse_others
 from jaxinfer.checkpoint.tensor import Tensor, stored_dtype
 from jaxinfer.checkpoint.weight_map import (
     NameStyle,
@@ -132,13 +133,16 @@ def _open_directory(path: Path, needs_weights: bool) -> Checkpoint:
         config["architectures"] = [family.architectures[0]]
         tensors = _text_tensors(path, said, tensors)
     tensors = complete_names(family, tensors)
+    placements = () if bare else place_weights(family, model_config, tensors, "hf", path)
+    read = [placement.tensor for placement in placements]
+    refuse_others(read)
     return Checkpoint(
         path=path,
         model_config=model_config,
-        dtype=_declared_dtype(config) or (DTYPES[0] if bare else stored_dtype(tensors.values())),
+        dtype=_declared_dtype(config) or stored_dtype(read),
         eos_token_ids=_eos_ids(path / "config.json", config) | _eos_ids(generation_path, generation),
         generation_config=generation,
-        placements=() if bare else place_weights(family, model_config, tensors, "hf", path),
+        placements=placements,
         tied_head=_tied_head(family, model_config, tensors, "hf"),
         family=family,
         hf_config=config,

@@ -8,6 +8,7 @@ tensors.
 import json
 import math
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ DTYPES: dict[str, tuple[str, Any]] = {
     "F16": ("float16", np.float16),
     "BF16": ("bfloat16", ml_dtypes.bfloat16),
 }
+# Masks and the like, which lie beside the weights of some families and are never read: name -> bytes of a value.
+OTHERS = {"BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8}
+OTHERS |= {"F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 
@@ -47,6 +51,16 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def refuse_others(tensors: Iterable[Tensor]) -> None:
+    """Raises ValueError for a tensor whose values are of no type that weights are read from; names it."""
+    for tensor in tensors:
+        if tensor.dtype in OTHERS:
+            raise ValueError(
+                f"{tensor.path}: tensor {tensor.name!r} has dtype {tensor.dtype}, not one of the supported "
+                f"{', '.join(DTYPES)}"
+            )
+
+
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -68,9 +82,9 @@ def _tensor(path: Path, name: str, entry: Any, data_start: int) -> Tensor:
         stored, shape, (start, end) = entry["dtype"], tuple(map(int, entry["shape"])), map(int, entry["data_offsets"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is corrupt: the header entry of tensor {name!r} is {entry!r}") from error
-    if stored not in DTYPES:
-        raise ValueError(f"{path}: tensor {name!r} has dtype {stored}, not one of the supported {', '.join(DTYPES)}")
-    dtype, storage = DTYPES[stored]
+    if stored not in DTYPES and stored not in OTHERS:
+        raise ValueError(f"{path}: tensor {name!r} has the unknown dtype {stored}")
+    dtype, storage = DTYPES.get(stored) or (stored, f"V{OTHERS[stored]}")
     row_bytes = math.prod(shape[1:]) * np.dtype(storage).itemsize
     tensor = Tensor(name, shape, dtype, path, data_start + start, row_bytes, storage)
     if start < 0 or min(shape, default=0) < 0 or end - start != tensor.nbytes:

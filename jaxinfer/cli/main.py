@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from jaxinfer._version import __version__
-from jaxinfer.cli import batch, bench, chat, collect_env, convert, generate, inspect
+from jaxinfer.cli import batch, bench, chat, collect_env, convert, eval, generate, inspect, plan
 from jaxinfer.cli.engine_options import unbuilt_options
 
 EPILOG = """\
@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"jaxinfer {__version__}")
     commands = parser.add_subparsers(title="subcommands", metavar="COMMAND", required=True)
-    for module in (generate, chat, batch, bench, convert, inspect, collect_env):
+    for module in (generate, chat, batch, bench, eval, convert, inspect, plan, collect_env):
         module.add_parser(commands)
     return parser
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from jaxinfer.cache.block_manager import BlockManager
+from jaxinfer.engine.capacity import Capacity
 from jaxinfer.engine.chunk_draft import ChunkDraft
 from jaxinfer.engine.plan import ScheduledRow
 from jaxinfer.engine.prefix_reuse import PrefixReuse
@@ -19,12 +20,16 @@ class Admission:
 
     Args:
         block_manager: the pool.
+        capacity: how much of it a request takes.
         running: who has a slot.
         reuse: finds what a request need not compute.
     """
 
-    def __init__(self, block_manager: BlockManager, running: RunningSet, reuse: PrefixReuse) -> None:
+    def __init__(
+        self, block_manager: BlockManager, capacity: Capacity, running: RunningSet, reuse: PrefixReuse
+    ) -> None:
         self._manager = block_manager
+        self._capacity = capacity
         self._running = running
         self._reuse = reuse
         self._queue = WaitingQueue()
@@ -105,7 +110,7 @@ class Admission:
         """Blocks that the request lacks for its tokens and for one block of growth, as far as it can grow."""
         manager = self._manager
         horizon = min(request.num_tokens + manager.block_size, request.max_total_tokens - 1)
-        missing = max(0, manager.blocks_for(horizon) - len(request.block_ids))
+        missing = self._capacity.blocks_ahead(horizon, request.num_computed_tokens, len(request.block_ids))
         return missing + manager.shares_block(request, request.num_computed_tokens)
 
     def admit(self, chunks: Sequence[tuple[Request, int]]) -> list[tuple[Request, int]]:
@@ -123,7 +128,7 @@ class Admission:
             # Again, since those before it in this step may have begun with the same tokens.
             self._reuse.advance(request)
             start = request.num_computed_tokens
-            share = min(share, request.num_tokens - start)
+            share = min(share, request.num_tokens - start, self._manager.room(request, start))
             self._running.add(request)
             self._reuse.note_admission(request)
             if not self._manager.allocate_writable(request, start, start + share):

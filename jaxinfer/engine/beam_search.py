@@ -126,14 +126,18 @@ class BeamSearch:
         return float(beam.cum_logprob / beam.length**self.length_penalty)
 
     def _ranked(self, candidates: Sequence[Candidates]) -> list[tuple[int, Beam]]:
-        """Every continuation with its parent's index, the most likely first."""
-        found = []
+        """The most likely continuations with their parents' indices, so many that enough of them do not end."""
+        totals = []
         for index, (parent, given) in enumerate(zip(self.beams, candidates, strict=True)):
-            for token_id, logprob in zip(given.token_ids, given.logprobs, strict=True):
-                total, ends = parent.cum_logprob + logprob, token_id in self.end_ids
-                found.append((index, Beam(parent, token_id, logprob, given, total, parent.length + 1, ends)))
-        found.sort(key=lambda entry: -entry[1].cum_logprob)
-        return found
+            totals += [(-parent.cum_logprob - logprob, index, rank) for rank, logprob in enumerate(given.logprobs)]
+        totals.sort()
+        best = totals[: self.beam_width * (1 + len(self.end_ids))]
+        return [(index, self._continued(self.beams[index], candidates[index], rank)) for _, index, rank in best]
+
+    def _continued(self, parent: Beam, given: Candidates, rank: int) -> Beam:
+        token_id, logprob = given.token_ids[rank], given.logprobs[rank]
+        total, ends = parent.cum_logprob + logprob, token_id in self.end_ids
+        return Beam(parent, token_id, logprob, given, total, parent.length + 1, ends)
 
     def _cannot_improve(self) -> bool:
         return len(self._kept) == self.beam_width and self.score(self.beams[0]) <= self.score(self._kept[-1])

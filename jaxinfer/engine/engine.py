@@ -7,16 +7,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from jaxinfer.config import EngineConfig
+from jaxinfer.engine.acceptance import Acceptance
+from jaxinfer.engine.beam_groups import BeamGroups
+from jaxinfer.engine.beam_search_params import BeamSearchParams
 from jaxinfer.engine.errors import EngineAsleepError, EngineDeadError
 from jaxinfer.engine.intake import Intake
 from jaxinfer.engine.output_processor import OutputProcessor
 from jaxinfer.engine.outputs import RequestOutput
-from jaxinfer.engine.plan import PendingStep, RowResult, Runner, StepPlan, StepResult
+from jaxinfer.engine.plan import PendingStep, Runner, StepPlan
 from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.engine.scheduler import Scheduler
 from jaxinfer.engine.stats import EngineStats, StepClock
-from jaxinfer.engine.stopping import check_stop
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 
 logger = logging.getLogger("jaxinfer")
@@ -57,10 +59,12 @@ class Engine:
     ) -> None:
         self.config = config
         self.runner = runner
-        self.scheduler = Scheduler(config.scheduler, config.cache)
+        self.scheduler = Scheduler(config.scheduler, config.cache, config.model.widest_window)
         self._clock = clock
         self._intake = Intake(config, tokenizer, eos_token_ids)
         self._outputs = OutputProcessor(tokenizer)
+        self._beams = BeamGroups(self.scheduler, tokenizer)
+        self._acceptance = Acceptance(self.scheduler, self._outputs, self._beams, config.runner.dtype)
         self._steps: deque[_Step] = deque()
         self._times = StepClock()
         self._busy_since: float | None = None
@@ -72,7 +76,7 @@ class Engine:
         self,
         request_id: str,
         prompt_token_ids: Sequence[int],
-        params: SamplingParams,
+        params: SamplingParams | BeamSearchParams,
         *,
         prompt: str | None = None,
         priority: int = 0,
@@ -84,7 +88,8 @@ class Engine:
         Args:
             request_id: unique among unfinished requests.
             prompt_token_ids: 1 to max_model_len - 1 ids of the vocabulary.
-            params: checked again and copied.
+            params: checked again and copied. A beam search gives one output, at its end, with its sequences as
+                samples.
             prompt: the prompt's text, handed through to the outputs.
             priority: lower runs first under the "priority" policy.
             arrival_time: on the engine's clock; None means now.
@@ -101,7 +106,10 @@ class Engine:
         self._check_awake()
         requests = self._new_requests(request_id, prompt_token_ids, params, priority, arrival_time, cache_salt)
         self.scheduler.add(requests[0], requests[1:])
-        self._outputs.add(request_id, prompt, requests)
+        if isinstance(params, BeamSearchParams):
+            self._beams.add(request_id, prompt, requests[0], params, self._intake.beam_end_ids(params))
+        else:
+            self._outputs.add(request_id, prompt, requests)
 
     def fork(self, request_id: str, new_request_id: str, params: SamplingParams, *, index: int = 0) -> None:
         """Queues a request that goes on from where another one is now: its prompt is the other's prompt with all that
@@ -132,7 +140,7 @@ class Engine:
         self,
         request_id: str,
         prompt_token_ids: Sequence[int],
-        params: SamplingParams,
+        params: SamplingParams | BeamSearchParams,
         priority: int,
         arrival_time: float | None,
         cache_salt: str | None,
@@ -149,7 +157,7 @@ class Engine:
             cache_salt=cache_salt,
         )
         for used in (request_id, *(request.request_id for request in requests)):
-            if used in self._outputs:
+            if used in self._outputs or used in self._beams:
                 raise ValueError(f"request_id={used!r} is in use by an unfinished request; choose another")
         return requests
 
@@ -165,7 +173,8 @@ class Engine:
             for request in self._outputs.requests(request_id):
                 self.scheduler.finish(request, "abort")
                 self._outputs.finish(request, now)
-        return self._outputs.take_outputs()
+            self._beams.abort(request_id, now)
+        return self._take_outputs()
 
     def forget_prefixes(self) -> None:
         """Empties the prefix cache, to be called when the parameters have changed. Requests that run go on with the
@@ -192,12 +201,12 @@ class Engine:
         return done
 
     def has_unfinished_requests(self) -> bool:
-        return len(self._outputs) > 0
+        return self.num_unfinished_requests > 0
 
     @property
     def num_unfinished_requests(self) -> int:
         """Requests (prompts, not samples) that have not finished."""
-        return len(self._outputs)
+        return len(self._outputs) + len(self._beams)
 
     @property
     def is_dead(self) -> bool:
@@ -337,10 +346,8 @@ class Engine:
         arrived = self._clock()
         accepted = self.scheduler.commit(step.plan, result)
         committed = self._clock()
-        self._score_prompts(step.plan, result)
-        for request, row in accepted:
-            self._accept(request, row, step.dispatched_at, arrived)
-        outputs = self._outputs.take_outputs()
+        times.num_generated_tokens += self._acceptance.take(step.plan, result, accepted, step.dispatched_at, arrived)
+        outputs = self._take_outputs()
         times.wait += arrived - start
         times.commit += committed - arrived
         times.output += self._clock() - committed
@@ -348,65 +355,28 @@ class Engine:
         times.num_steps += 1
         return outputs
 
+    def _take_outputs(self) -> list[RequestOutput]:
+        return self._outputs.take_outputs() + self._beams.take_outputs()
+
     def _idle(self) -> list[RequestOutput]:
-        """Nothing runs: right without requests, and with some it would be for ever."""
-        if self.has_unfinished_requests():
+        """Nothing runs: right without requests, and with some it would be for ever, unless paused ones are in the
+        way."""
+        if self.has_unfinished_requests() and not self.scheduler.preempt_paused():
             raise RuntimeError(f"{self.num_unfinished_requests} requests wait, but the scheduler can run none of them")
         return []
-
-    def _score_prompts(self, plan: StepPlan, result: StepResult) -> None:
-        for row, row_result in zip(plan.rows, result.rows, strict=True):
-            scores = row_result.prompt_logprobs
-            if scores is not None and row_result.finite and not row.request.is_finished:
-                self._outputs.score(row, scores)
-
-    def _accept(self, request: Request, row: RowResult, dispatched_at: float, now: float) -> None:
-        """Takes what one row brought: its token was appended to the request, and may end it."""
-        if not row.finite:
-            self._finish_with_error(request, _NON_FINITE.format(dtype=self.config.runner.dtype), now)
-            return
-        if row.token_id is None:
-            self._outputs.started(request, dispatched_at)
-            return
-        if not row.allowed:
-            request.output_token_ids.pop()
-            self._finish_with_error(request, _NOTHING_PERMITTED, now)
-            return
-        stop = check_stop(request)
-        if stop is not None:
-            self.scheduler.finish(request, stop.reason, stop.stop_reason)
-        stop_text = self._outputs.append(request, row, dispatched_at, now)
-        self._times.num_generated_tokens += 1
-        if stop_text is not None:
-            if stop is None:
-                self.scheduler.finish(request, "stop", stop_text)
-            elif stop.reason == "length":
-                request.finish_reason, request.stop_reason = "stop", stop_text
-        if request.is_finished:
-            self._outputs.finish(request, now)
-
-    def _finish_with_error(self, request: Request, message: str, now: float) -> None:
-        self.scheduler.finish(request, "error", error=message)
-        self._outputs.finish(request, now)
 
     def _die(self, failure: BaseException) -> list[RequestOutput]:
         """Ends everything with the failure's message. The scheduler may be amid a change, so it is not asked."""
         self._failure = failure
         self._steps.clear()
         now = self._clock()
+        message = f"the engine failed during a step and is dead ({_describe(failure)})"
         for request in self._outputs.unfinished_requests():
             request.status = RequestStatus.FINISHED
-            request.finish_reason, request.stop_reason = "error", None
-            request.error = f"the engine failed during a step and is dead ({_describe(failure)})"
+            request.finish_reason, request.stop_reason, request.error = "error", None, message
             self._outputs.finish(request, now)
-        return self._outputs.take_outputs()
-
-
-_NON_FINITE = (
-    "the model produced NaN or infinite logits for this request in dtype={dtype}; use dtype='bfloat16' or 'float32', "
-    "and check the weights for NaN"
-)
-_NOTHING_PERMITTED = "allowed_token_ids, bad_words and min_tokens together leave no token that may come next"
+        self._beams.drop_all(message, now)
+        return self._take_outputs()
 
 
 def _describe(failure: BaseException) -> str:

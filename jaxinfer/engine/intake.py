@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxinfer.config import EngineConfig
+from jaxinfer.engine.beam_search_params import BeamSearchParams
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.tokenizers.tokenizer import Tokenizer
@@ -31,13 +32,13 @@ class Intake:
         self,
         request_id: str,
         prompt_token_ids: Sequence[int],
-        params: SamplingParams,
+        params: SamplingParams | BeamSearchParams,
         *,
         priority: int,
         arrival_time: float,
         cache_salt: str | None = None,
     ) -> list[Request]:
-        """The requests of one prompt, one for each of the `n` samples.
+        """The requests of one prompt, one for each of the `n` samples; for a beam search the one that it begins with.
 
         Raises:
             ValueError: the prompt is empty, too long for the model, or has ids outside the vocabulary; a
@@ -45,6 +46,17 @@ class Intake:
                 is empty.
             TypeError: something has the wrong type.
         """
+        if isinstance(params, BeamSearchParams):
+            draws = SamplingParams(temperature=0, max_tokens=params.max_tokens, logprobs=0, detokenize=False)
+            (request,) = self.requests(
+                request_id,
+                prompt_token_ids,
+                draws,
+                priority=priority,
+                arrival_time=arrival_time,
+                cache_salt=cache_salt,
+            )
+            return [self._for_beams(request, params)]
         if not isinstance(params, SamplingParams):
             raise TypeError(f"params must be SamplingParams, not {type(params).__name__}")
         prompt = self._check_prompt(prompt_token_ids)
@@ -72,6 +84,18 @@ class Intake:
             )
             for index in range(params.n)
         ]
+
+    def beam_end_ids(self, params: BeamSearchParams) -> frozenset[int]:
+        """The ids that end a beam."""
+        return frozenset() if params.ignore_eos else self._eos_token_ids
+
+    def _for_beams(self, request: Request, params: BeamSearchParams) -> Request:
+        """Its draws do not matter, but their log-probabilities, of as many ids as the search needs; max_logprobs is
+        about what callers ask for."""
+        wanted = params.beam_width + len(self.beam_end_ids(params))
+        request.params = replace(request.params, logprobs=min(wanted, self._vocab_size))
+        request.eos_token_ids, request.is_synchronous = frozenset(), True
+        return request
 
     def _check_prompt(self, prompt_token_ids: Sequence[int]) -> list[int]:
         try:

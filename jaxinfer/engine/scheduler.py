@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxinfer.cache.block_manager import BlockManager
+from jaxinfer.cache.sight import BlockSight
 from jaxinfer.config import CacheConfig, SchedulerConfig
 from jaxinfer.engine.admission import Admission
+from jaxinfer.engine.capacity import Capacity
 from jaxinfer.engine.chunk_draft import ChunkDraft
 from jaxinfer.engine.kv_waste import KVWaste, count_slots
 from jaxinfer.engine.plan import RowResult, StepPlan, StepResult
@@ -39,9 +41,9 @@ class Scheduler:
     2. It is admitted when it is the first there, a slot is free, and so are blocks for all its tokens and for one
        block of growth of everybody running: it gets a slot, its admission count goes up, and its first chunk is
        scheduled. What the prefix cache has of it, or a sibling that runs, it does not compute (`PrefixReuse`).
-    3. Each step it is scheduled in moves `num_computed_tokens` at once, and blocks are appended as needed. A row that
-       reaches the last token draws the next one, which counts in `num_inflight`.
-       A block that others own too is copied before the request writes to it.
+    3. Each step it is scheduled in moves `num_computed_tokens` at once, and blocks are appended as needed; one that
+       others own too is copied before the request writes to it. A row that reaches the last token draws the next one,
+       which counts in `num_inflight`.
     4. `schedule` may be called while one step is uncommitted. A request whose last token is in flight is scheduled on
        top of it (`token_on_device`), unless that token is certain to be its last.
     5. `commit` appends the drawn token. The caller then looks whether it ends the request and calls `finish`.
@@ -56,30 +58,30 @@ class Scheduler:
     8. Rows of finished requests in a step still in flight are dropped when it is committed.
 
     A request ends with "length" at the latest when it alone fills the pool: `add` lowers its `max_total_tokens` to
-    that.
+    that. Where every layer has a window, blocks that none sees any more are free again before each step.
 
     Args:
         config: sizes, policy and step sizes.
         cache: sizes of the KV pool.
+        window: positions that a token sees in the layer that sees furthest, its own included; None for all.
     """
 
-    def __init__(self, config: SchedulerConfig, cache: CacheConfig) -> None:
+    def __init__(self, config: SchedulerConfig, cache: CacheConfig, window: int | None = None) -> None:
         self.block_manager = BlockManager(cache)
-        self._reuse = PrefixReuse(self.block_manager, cache.enable_prefix_caching)
+        sight = BlockSight(cache.block_size, window)
+        self.capacity = Capacity(self.block_manager.num_blocks, sight, config.max_num_batched_tokens)
+        self._reuse = PrefixReuse(self.block_manager, sight, cache.enable_prefix_caching)
+        self._hides = window is not None
         self._config = config
         self._block_size = cache.block_size
-        self._capacity = self.block_manager.num_blocks * cache.block_size
         # A block's worth, but small enough that under a small budget a few long prompts leave something for others.
         self._min_chunk = min(cache.block_size, max(1, config.max_num_batched_tokens // 32))
         self._requests: dict[str, Request] = {}
         self._running = RunningSet(config.max_num_seqs)
-        self._admission = Admission(self.block_manager, self._running, self._reuse)
+        self._admission = Admission(self.block_manager, self.capacity, self._running, self._reuse)
         self._uncommitted: deque[_Uncommitted] = deque()
         self._waste = KVWaste()
-        self._num_added = 0
-        self._num_steps = 0
-        self._num_tokens = 0
-        self._num_preemptions = 0
+        self._num_added = self._num_steps = self._num_tokens = self._num_preemptions = 0
 
     @property
     def num_running(self) -> int:
@@ -114,20 +116,6 @@ class Scheduler:
             kv_waste_mean=self._waste.mean,
             kv_waste_worst=self._waste.worst,
         )
-
-    def check_fits(self, num_prompt_tokens: int) -> None:
-        """Refuses a prompt that the pool cannot hold even when it is alone.
-
-        Raises:
-            ValueError: with the blocks needed and available.
-        """
-        needed = self.block_manager.blocks_for(num_prompt_tokens)
-        if needed > self.block_manager.num_blocks:
-            raise ValueError(
-                f"a prompt of {num_prompt_tokens} tokens needs {needed} KV blocks of {self._block_size} tokens, but "
-                f"the pool has {self.block_manager.num_blocks} ({self._capacity} tokens); shorten the prompt, or make "
-                "the pool larger (num_gpu_blocks_override, kv_cache_memory_bytes or gpu_memory_utilization)"
-            )
 
     def add(self, request: Request, followers: Sequence[Request] = ()) -> None:
         """Puts a new request into the waiting queue.
@@ -169,13 +157,26 @@ class Scheduler:
             request.block_keys = source.block_keys[: num_common // self._block_size]
         self._register(request, followers)
         num_shared = min(source.num_computed_tokens, num_common, request.num_known_tokens - 1)
-        if source.status is RequestStatus.RUNNING and self._running.num_free_slots and num_shared > 0:
+        can_run = source.status is RequestStatus.RUNNING and self._running.num_free_slots and num_shared > 0
+        if can_run and self._reuse.adopt(request, source, num_shared):
             self._running.add(request)
-            self._reuse.adopt(request, source, num_shared)
             self._reuse.note_admission(request)
         else:
             self._admission.queue(request)
         return request
+
+    def resume(self, request: Request) -> None:
+        """Ends a pause (`Request.is_paused`): it goes on where it was, or waits for its turn if it lost its blocks."""
+        request.is_paused = False
+        if request.status is RequestStatus.WAITING:
+            self._admission.queue(request)
+
+    def preempt_paused(self) -> bool:
+        """For when nobody can compute: takes the blocks of the worst paused request. False when none has any."""
+        paused = [request for request in self._running if request.is_paused]
+        if paused:
+            self._preempt(paused[-1])
+        return bool(paused)
 
     def forget_prefixes(self) -> None:
         """Empties the prefix cache and keeps what running requests compute out of it: they go on with keys and values
@@ -223,7 +224,7 @@ class Scheduler:
         if was_running:
             self._release(request)
         request.status = RequestStatus.FINISHED
-        if not was_running:
+        if not was_running and not request.is_paused:
             self._admission.note_finished(request)
         self._admission.pass_on(request)
         request.num_inflight = 0
@@ -302,7 +303,7 @@ class Scheduler:
         """Checks a new request, hashes its tokens and gives it and its followers their places in the order."""
         group = (request, *followers)
         num_known = request.num_known_tokens
-        self.check_fits(num_known)
+        self.capacity.check_fits(num_known)
         for member in group:
             if member.request_id in self._requests:
                 raise ValueError(f"request_id={member.request_id!r} belongs to an unfinished request; use another")
@@ -313,8 +314,7 @@ class Scheduler:
             )
         self._reuse.arrive(request)
         for member in group:
-            # The token drawn last is never computed and needs no slot.
-            member.max_total_tokens = min(member.max_total_tokens, self._capacity + 1)
+            member.max_total_tokens = self.capacity.bound(member.max_total_tokens)
             priority = member.priority if self._config.policy == "priority" else 0
             member.order = (priority, member.arrival_time, self._num_added)
             self._num_added += 1
@@ -331,8 +331,10 @@ class Scheduler:
         prefills: list[Request] = []
         for request in self._running:
             num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids) + request.num_inflight
-            if num_tokens >= request.max_total_tokens:
-                continue  # its last token is in flight
+            if num_tokens >= request.max_total_tokens or request.is_paused:
+                continue  # its last token is in flight, or the next is not known yet
+            if self._hides:
+                self._reuse.hide(request)
             if num_tokens - request.num_computed_tokens > 1:
                 self._reuse.advance_running(request)
                 prefills.append(request)
@@ -363,8 +365,7 @@ class Scheduler:
                 continue  # preempted by a better one of this loop
             self._reuse.advance_running(request)
             start = request.num_computed_tokens
-            blocks = len(request.block_ids) + manager.num_free_blocks - manager.shares_block(request, start)
-            share = min(share, max(blocks * self._block_size - start, 1), request.num_tokens - start)
+            share = min(share, max(manager.room(request, start), 1), request.num_tokens - start)
             if share and self._grow(request, start + share, decodes):
                 self._reuse.publish(request, start + share)
                 placed.append((request, share))
@@ -389,7 +390,8 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         self._release(request)
         request.status = RequestStatus.WAITING
-        self._admission.queue(request)
+        if not request.is_paused:
+            self._admission.queue(request)
         self._num_preemptions += 1
 
     def _release(self, request: Request) -> None:

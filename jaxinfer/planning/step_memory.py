@@ -10,6 +10,8 @@ from jaxinfer.models.config import MAX_HIDDEN_VALUES, ModelConfig
 
 SAMPLER_COPIES = 5
 """float32[R, V] that the sampler holds at its peak, the logits included."""
+WORKSPACE_BYTES = 4 << 20
+"""Of cuBLAS, for a product."""
 LOGITS_IN_FLIGHT = 2
 """The engine starts a step before it has read the logits of the one before."""
 
@@ -55,8 +57,9 @@ def step_memory(
         logits=LOGITS_IN_FLIGHT * logits,
         inputs=2 * 4 * (4 * num_tokens + num_rows * (table_width + 32)),
         scratch=max(
-            _layer_scratch(model, num_tokens, tp) * itemsize,
-            SAMPLER_COPIES * logits + _padded_head(model) * itemsize,
+            _layer_scratch(model, num_tokens, tp) * itemsize + WORKSPACE_BYTES,
+            _padded_head(model) * itemsize + WORKSPACE_BYTES,
+            SAMPLER_COPIES * logits + (logits // 2 if tp > 1 else 0),  # split, they are written once more in 16 bits
         ),
     )
 
@@ -65,7 +68,8 @@ def _layer_scratch(model: ModelConfig, num_tokens: int, tp: int) -> int:
     """Values held at the peak of a layer: the residual stream with attention's queries, keys and values twice over, or
     with the feed-forward's gate, up and product."""
     width = model.hidden_size
-    residual = width if tp == 1 else 2 * width  # summed over the devices into another buffer
+    # Summed over the devices into another buffer; with norms behind the layers the sum waits for the norm.
+    residual = width * (1 + (tp > 1) + 2 * model.post_norms)
     queries = model.num_attention_heads * model.head_dim // tp
     keys = model.num_key_value_heads * model.head_dim // tp
     attention = residual + 3 * queries + 2 * keys

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.cache.paged import KVCache, LayerCache
+from jaxinfer.cache.spread import channel_spread
 from jaxinfer.models.attention import Sight
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import Decoder
-from jaxinfer.models.rope import Rotation
+from jaxinfer.models.rope import Rotation, rotate
 from jaxinfer.runner.inputs import StepInput, StepSpec, unpack
 from jaxinfer.sampling.batch import SamplingBatch
 from jaxinfer.sampling.logits import LogitsProcessor
@@ -50,25 +51,47 @@ class PagedAttention:
     ) -> tuple[jax.Array, LayerCache]:
         """The new tokens' own keys and values are read back from the pages, too: what a token sees does not depend on
         whether it was computed in the same step."""
+        if cache.is_spread:
+            return self._spread(qkv, angles, cache, sight)
+        q, cache = self._write(qkv, angles, cache)
+        # A float pool of another dtype than the activations is attended to in its own.
+        read_dtype = q.dtype if cache.scales is not None else cache.pages.dtype
+        return self._attend(q.astype(read_dtype), cache, sight, sight.scale).astype(qkv.dtype), cache
+
+    def _spread(
+        self, qkv: jax.Array, angles: Rotation, cache: LayerCache, sight: Sight
+    ) -> tuple[jax.Array, LayerCache]:
+        """The same with the channels of queries, keys and values spread in the pages."""
+        tokens, head_dim = qkv.shape[0], qkv.shape[-1]
+        spread = channel_spread(head_dim)
+        matrix = jnp.asarray(spread.matrix, qkv.dtype)
+        apply = partial(jnp.einsum, precision="highest")  # of float32; others are what they are
+        rotated = jnp.concatenate([rotate(qkv[:, :, :-1], angles), qkv[:, :, -1:]], axis=2)
+        as_they_are = Rotation(jnp.ones((tokens, head_dim // 2)), jnp.zeros((tokens, head_dim // 2)))
+        q, cache = self._write(apply("tkgh,hc->tkgc", rotated, matrix), as_they_are, cache)
+        scale = head_dim**-0.5 if sight.scale is None else sight.scale
+        out = self._attend(q, cache, sight, scale / spread.gain)
+        return apply("tnc,hc->tnh", out, matrix / jnp.asarray(spread.gain, qkv.dtype)), cache
+
+    def _write(self, qkv: jax.Array, angles: Rotation, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
         q, *written = rope_kv_write(
             qkv, angles.cos, angles.sin, cache.pages, self.page_ids, self.offsets, scales=cache.scales
         )
-        cache = LayerCache(*written)
-        # A float pool of another dtype than the activations is attended to in its own.
-        read_dtype = q.dtype if cache.scales is not None else cache.pages.dtype
-        out = paged_attention(
-            q.astype(read_dtype),
+        return q, LayerCache(*written)
+
+    def _attend(self, q: jax.Array, cache: LayerCache, sight: Sight, scale: float | None) -> jax.Array:
+        return paged_attention(
+            q,
             cache.pages,
             self.block_tables,
             self.query_start,
             self.context_lens,
             scales=cache.scales,
-            scale=sight.scale,
+            scale=scale,
             window=sight.window,
             softcap=sight.softcap,
             work_list=next(work_list for work_list in self.work_lists if work_list.window == sight.window),
         )
-        return out.astype(qkv.dtype), cache
 
 
 class StepOutput(NamedTuple):

@@ -2,15 +2,16 @@
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
+from jaxinfer.engine.beam_search_params import BeamSearchParams
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.outputs import CompletionOutput, RequestOutput
-from jaxinfer.engine.sampling_params import RequestOutputKind, SamplingParams
+from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.serving.inputs import TokenizedPrompt
 from jaxinfer.serving.interrupt import DeferredInterrupt
 from jaxinfer.serving.progress import RequestProgress
+from jaxinfer.serving.request_params import RequestParams, final_only, num_samples
 from jaxinfer.serving.stats_log import StatsLog
 
 _Item = TypeVar("_Item")
@@ -34,13 +35,17 @@ class BatchRun:
     def serve(
         self,
         items: Sequence[TokenizedPrompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams],
+        sampling_params: RequestParams | Sequence[SamplingParams],
         priorities: Sequence[int] | None,
         progress: RequestProgress,
     ) -> list[RequestOutput]:
         """One finished output for each prompt, in order; see `LLM.generate`."""
         self._engine.check_alive()
-        params = _one_each("sampling_params", sampling_params, SamplingParams, len(items))
+        params: Sequence[RequestParams]
+        if isinstance(sampling_params, BeamSearchParams):
+            params = [sampling_params] * len(items)
+        else:
+            params = _one_each("sampling_params", sampling_params, SamplingParams, len(items))
         ranks = [0] * len(items) if priorities is None else _one_each("priority", priorities, int, len(items))
         outputs: dict[int, RequestOutput] = {}
         try:
@@ -58,13 +63,12 @@ class BatchRun:
     def _add(
         self,
         items: Sequence[TokenizedPrompt],
-        params: Sequence[SamplingParams],
+        params: Sequence[RequestParams],
         ranks: Sequence[int],
         outputs: dict[int, RequestOutput],
     ) -> None:
         """Queues every prompt that can be served; the others get their output at once."""
-        # Only the end is wanted: spare the engine the outputs before it.
-        finals = {id(one): replace(one, output_kind=RequestOutputKind.FINAL_ONLY) for one in params}
+        finals = {id(one): final_only(one) for one in params}
         refusals: list[ValueError] = []
         for place, (item, one, rank) in enumerate(zip(items, params, ranks, strict=True)):
             request_id = str(next(self._counter))
@@ -107,8 +111,11 @@ def _one_each(name: str, given: _Item | Sequence[_Item], kind: type[_Item], coun
     return list(values)
 
 
-def _refused(request_id: str, item: TokenizedPrompt, params: SamplingParams, error: str) -> RequestOutput:
-    samples = [CompletionOutput(index=index, text="", token_ids=[], finish_reason="error") for index in range(params.n)]
+def _refused(request_id: str, item: TokenizedPrompt, params: RequestParams, error: str) -> RequestOutput:
+    samples = [
+        CompletionOutput(index=index, text="", token_ids=[], finish_reason="error")
+        for index in range(num_samples(params))
+    ]
     return RequestOutput(request_id, item.text, item.token_ids, outputs=samples, finished=True, error=error)
 
 

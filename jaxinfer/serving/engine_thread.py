@@ -12,9 +12,9 @@ from typing import Any
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.errors import EngineDeadError
 from jaxinfer.engine.outputs import RequestOutput
-from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.serving.inputs import TokenizedPrompt
 from jaxinfer.serving.mailbox import Mailbox
+from jaxinfer.serving.request_params import RequestParams
 from jaxinfer.serving.stats_log import StatsLog
 
 
@@ -24,7 +24,7 @@ class AsyncRequest:
 
     request_id: str
     prompt: TokenizedPrompt
-    params: SamplingParams
+    params: RequestParams
     priority: int
 
 

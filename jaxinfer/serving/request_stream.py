@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from jaxinfer.engine.outputs import RequestOutput
-from jaxinfer.engine.sampling_params import RequestOutputKind
 from jaxinfer.serving.engine_thread import AsyncRequest, EngineThread
 from jaxinfer.serving.mailbox import Mailbox
+from jaxinfer.serving.request_params import final_only, gives_deltas
 
 
 class RequestStream(AsyncIterator[RequestOutput]):
@@ -70,8 +70,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
             raise RuntimeError("this request is being iterated or was awaited already; start another with generate()")
         try:
             request = self._prepare()
-            # Only the end is wanted: spare the engine the outputs before it.
-            self._start(replace(request, params=replace(request.params, output_kind=RequestOutputKind.FINAL_ONLY)))
+            self._start(replace(request, params=final_only(request.params)))
         except BaseException:
             self._close()
             raise
@@ -81,9 +80,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
         raise AssertionError("a stream ends with a finished output")
 
     def _start(self, request: AsyncRequest) -> Mailbox:
-        deltas = request.params.output_kind is RequestOutputKind.DELTA
         self._request_id = request.request_id
-        self._mailbox = Mailbox(asyncio.get_running_loop(), deltas)
+        self._mailbox = Mailbox(asyncio.get_running_loop(), gives_deltas(request.params))
         self._thread.add(request, self._mailbox)
         return self._mailbox
 

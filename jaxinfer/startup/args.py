@@ -57,7 +57,8 @@ class EngineArgs:
         max_model_len: longest prompt plus output in tokens, at most what the model was trained for (the default).
         max_num_seqs: requests that run at the same time; the default depends on the device.
         max_num_batched_tokens: tokens computed in one step; the default depends on the device.
-        gpu_memory_utilization: share of the whole device's memory this engine may use, above 0 and at most 1.
+        gpu_memory_utilization: share of the whole device's memory this engine may use, above 0 and at most 1. Where
+            it starts JAX, the whole process gets that share of the GPU; see `jaxinfer.startup.device_memory`.
         kv_cache_memory_bytes: bytes of the KV cache; overrides `gpu_memory_utilization`.
         num_gpu_blocks_override: blocks of the KV cache that requests can use; overrides both. May be too few for
             max_model_len: a prompt that does not fit is refused, an output that fills them ends with "length".

@@ -42,9 +42,10 @@ def claim_gpu_memory(utilization: float) -> bool:
     """Has JAX take the share `utilization` of each GPU instead of 75 %, when no backend has been started yet.
 
     JAX reads this once, when it starts its client for the GPU, so that afterwards nothing is changed; nor is it when
-    the caller has set a memory_fraction in `jax.config.jax_pjrt_client_create_options`, or when no GPU plugin is
-    installed. Other entries of that option stay. It is the process's: whoever wants to do more in the process than
-    run this engine starts JAX first, or sets the option.
+    the user has said what JAX may take (a memory_fraction in `jax.config.jax_pjrt_client_create_options`, or JAX's
+    environment variable XLA_CLIENT_MEM_FRACTION), or when no GPU plugin is installed. Other entries of the option
+    stay. It is the process's: whoever wants to do more in the process than run this engine starts JAX first, or sets
+    the option.
 
     Args:
         utilization: `gpu_memory_utilization`, above 0 and at most 1.
@@ -57,7 +58,7 @@ def claim_gpu_memory(utilization: float) -> bool:
     if xla_bridge.backends_are_initialized() or not _expects_gpu(jax.config.jax_platforms):  # type: ignore[attr-defined]
         return False
     options = _as_mapping(jax.config.jax_pjrt_client_create_options)  # type: ignore[attr-defined]
-    if _FRACTION in options:
+    if _users_fraction() is not None:
         return False
     fraction = min(float(utilization), LARGEST_FRACTION)
     jax.config.update(_OPTIONS, {**options, _FRACTION: fraction})
@@ -80,16 +81,16 @@ def device_memory(platform: str, utilization: float) -> DeviceMemory:
     device = jax.local_devices()[0]
     stats = device.memory_stats() or {}
     limit = stats.get("bytes_limit", 0)
-    fraction = _as_mapping(jax.config.jax_pjrt_client_create_options).get(_FRACTION)  # type: ignore[attr-defined]
     memory = DeviceMemory(
-        total=max(limit, _whole(limit, fraction, device.device_kind)), free=limit - stats.get("bytes_in_use", 0)
+        total=max(limit, _whole(limit, _users_fraction(), device.device_kind)),
+        free=limit - stats.get("bytes_in_use", 0),
     )
     wanted = min(utilization, LARGEST_FRACTION) * memory.total
     if limit and limit < 0.995 * wanted:
         logger.warning(
-            "gpu_memory_utilization=%g of %s is %.2f GiB, but JAX was started before this engine and may use %.2f GiB: "
-            "the engine makes do with that. Make the engine before anything uses JAX, or start the process with "
-            "jax.config.update(%r, {%r: %g})",
+            "gpu_memory_utilization=%g of %s is %.2f GiB, but JAX may use %.2f GiB, as it was started or told before "
+            "this engine: the engine makes do with that. Make the engine before anything uses JAX, or start the "
+            "process with jax.config.update(%r, {%r: %g})",
             utilization,
             device.device_kind,
             wanted / 2**30,
@@ -99,6 +100,16 @@ def device_memory(platform: str, utilization: float) -> DeviceMemory:
             min(utilization, LARGEST_FRACTION),
         )
     return memory
+
+
+def _users_fraction() -> Any:
+    """The memory_fraction that is set for JAX's GPU client, None when nobody has set one. The plugin turns JAX's
+    environment variables into options; those of jax.config come over them."""
+    from jaxlib import xla_client
+
+    by_plugin = dict(xla_client.generate_pjrt_gpu_plugin_options())
+    options = _as_mapping(jax.config.jax_pjrt_client_create_options)  # type: ignore[attr-defined]
+    return options.get(_FRACTION, by_plugin.get(_FRACTION))
 
 
 def _whole(limit: int, fraction: Any, kind: str) -> int:

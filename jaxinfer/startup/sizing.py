@@ -13,6 +13,7 @@ from jaxinfer.models.decoder import param_shapes
 from jaxinfer.planning.memory import (
     DeviceBudget,
     cpu_num_kv_blocks,
+    held_tokens,
     kv_block_bytes,
     num_kv_blocks,
     num_kv_blocks_in,
@@ -76,7 +77,8 @@ def engine_config(
     )
     kv_dtype = dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
     require_kv_dtype(kv_dtype)
-    num_blocks = _num_blocks(args, kv_block_bytes(model, args.block_size, kv_dtype), scheduler, budget, platform)
+    held = held_tokens(model, args.block_size, max_model_len, max_num_batched_tokens)
+    num_blocks = _num_blocks(args, kv_block_bytes(model, args.block_size, kv_dtype), held, scheduler, budget, platform)
     config = EngineConfig(
         model=model,
         cache=CacheConfig(args.block_size, num_blocks, kv_dtype, args.enable_prefix_caching),
@@ -138,29 +140,27 @@ def _concurrency(args: EngineArgs, platform: str, memory: DeviceMemory) -> tuple
 
 
 def _num_blocks(
-    args: EngineArgs, block_bytes: int, scheduler: SchedulerConfig, budget: DeviceBudget, platform: str
+    args: EngineArgs, block_bytes: int, held: int, scheduler: SchedulerConfig, budget: DeviceBudget, platform: str
 ) -> int:
+    """Blocks of the pool; a request of `max_model_len` tokens takes `held` slots at the same time."""
     if args.num_gpu_blocks_override is not None:
         return num_kv_blocks_override(args.num_gpu_blocks_override)
-    longest = scheduler.max_model_len
+    sizes = {
+        "block_bytes": block_bytes,
+        "block_size": args.block_size,
+        "max_model_len": scheduler.max_model_len,
+        "held": held,
+    }
     if args.kv_cache_memory_bytes is not None:
-        return num_kv_blocks_in(
-            args.kv_cache_memory_bytes, block_bytes=block_bytes, block_size=args.block_size, max_model_len=longest
-        )
+        return num_kv_blocks_in(args.kv_cache_memory_bytes, **sizes)
     if not budget.total_bytes:
         raise ValueError(
             f"gpu_memory_utilization={args.gpu_memory_utilization} is a share of the device's memory, whose size "
             "JAX does not tell here; give kv_cache_memory_bytes or num_gpu_blocks_override"
         )
     if platform == "cpu":
-        return cpu_num_kv_blocks(
-            budget,
-            block_bytes=block_bytes,
-            block_size=args.block_size,
-            max_model_len=longest,
-            max_num_seqs=scheduler.max_num_seqs,
-        )
-    return num_kv_blocks(budget, block_bytes=block_bytes, block_size=args.block_size, max_model_len=longest)
+        return cpu_num_kv_blocks(budget, **sizes, max_num_seqs=scheduler.max_num_seqs)
+    return num_kv_blocks(budget, **sizes)
 
 
 def compilation_cache_dir(args: EngineArgs) -> str | None:

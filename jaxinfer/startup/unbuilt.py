@@ -121,6 +121,7 @@ UNBUILT: Mapping[str, Unbuilt] = {
 
 
 UNBUILT_IN_CALLS: Mapping[str, Unbuilt] = {
+    "concurrency_limit": Unbuilt((None,), "max_num_seqs and the KV cache bound what runs at the same time"),
     "data_parallel_rank": Unbuilt((None,), _ONE_DEVICE),
     "lora_request": Unbuilt((None,), _NO_LORA),
     "mm_processor_kwargs": Unbuilt((None, {}), _TEXT_ONLY),

@@ -1,5 +1,6 @@
 """The tokenizer inside a GGUF file, from its `tokenizer.*` metadata (ggml's gguf.md; llama.cpp is the reference)."""
 
+import numbers
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -68,28 +69,49 @@ def _field(fields: Mapping[str, Any], key: str) -> Any:
     return fields[key]
 
 
+def _array(fields: Mapping[str, Any], key: str, kind: type) -> list[Any]:
+    """An array of strings or numbers; ValueError for anything else."""
+    values = _field(fields, key)
+    listed = hasattr(values, "__len__") and not isinstance(values, (str, bytes, Mapping))
+    if not listed or not all(issubclass(found, kind) for found in set(map(type, values))):
+        what = "strings" if kind is str else "numbers"
+        raise ValueError(f"GGUF field {key} is no array of {what}; the file is damaged")
+    return list(values)
+
+
+def _token_id(fields: Mapping[str, Any], key: str) -> int | None:
+    """An id, None where the file has none; ValueError for anything else."""
+    value = fields.get(key)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
+        raise ValueError(f"{key}={value!r} is not a token id; the file is damaged")
+    return None if value is None else int(value)
+
+
 def _tokens(fields: Mapping[str, Any]) -> tuple[list[str], list[int]]:
     """Texts and types of all ids. No two have the same text, and what ends a turn is never ordinary text."""
-    named = enumerate(map(str, _field(fields, "tokenizer.ggml.tokens")))
+    named = enumerate(_array(fields, "tokenizer.ggml.tokens", str))
     tokens = [token or f"[EMPTY_{i}]" for i, token in named]
     if len(set(tokens)) != len(tokens):
         first = next(token for i, token in enumerate(tokens) if token in tokens[:i])
         raise ValueError(f"tokenizer.ggml.tokens has {first!r} twice, which of its ids is meant?; get the file again")
-    types = fields.get("tokenizer.ggml.token_type")
-    types = [_NORMAL] * len(tokens) if types is None else [int(kind) for kind in types]
+    key = "tokenizer.ggml.token_type"
+    types = [_NORMAL] * len(tokens) if fields.get(key) is None else _array(fields, key, numbers.Integral)
     if len(types) != len(tokens):
-        raise ValueError(
-            f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens; the file is damaged"
-        )
+        raise ValueError(f"{key} has {len(types)} entries for {len(tokens)} tokens; the file is damaged")
     for i in map(tokens.index, _ENDS.intersection(tokens)):
         types[i] = _CONTROL
     return tokens, types
 
 
 def end_ids(fields: Mapping[str, Any]) -> frozenset[int]:
-    """The ids that end a generation: those that a file names, and those spelled like the end of a turn."""
-    tokens = list(fields.get("tokenizer.ggml.tokens") or ())
-    named = {int(fields[key]) for key in _END_KEYS if fields.get(key) is not None}
+    """The ids that end a generation: those that a file names, and those spelled like the end of a turn.
+
+    Raises:
+        ValueError: a field is of the wrong type; names it.
+    """
+    key = "tokenizer.ggml.tokens"
+    tokens = [] if fields.get(key) is None else _array(fields, key, str)
+    named = {token_id for key in _END_KEYS if (token_id := _token_id(fields, key)) is not None}
     return frozenset(named | set(map(tokens.index, _ENDS.intersection(tokens))))
 
 
@@ -101,12 +123,12 @@ def special_tokens(fields: Mapping[str, Any]) -> dict[str, str]:
     """
     special, (tokens, _) = {}, _tokens(fields)
     for name, key in _ID_KEYS.items():
-        token_id = fields.get(key)
+        token_id = _token_id(fields, key)
         if token_id is None:
             continue
-        if not 0 <= int(token_id) < len(tokens):
+        if not 0 <= token_id < len(tokens):
             raise ValueError(f"{key}={token_id} is not an id of the {len(tokens)} tokens; the file is damaged")
-        special[name] = tokens[int(token_id)]
+        special[name] = tokens[token_id]
     return special
 
 
@@ -135,7 +157,7 @@ def _byte_level(fields: Mapping[str, Any]) -> HFTokenizer:
             stacklevel=4,
         )
     splitter = pre_tokenizer(pre)
-    merges = [_merge(text) for text in _field(fields, "tokenizer.ggml.merges")]
+    merges = [_merge(text) for text in _array(fields, "tokenizer.ggml.merges", str)]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     try:
         model = models.BPE(vocabulary, merges, ignore_merges=pre in WHOLE_WORD_NAMES)
@@ -179,7 +201,7 @@ def sentencepiece_model(fields: Mapping[str, Any]) -> bytes:
         ValueError: a field is missing or inconsistent; names the field.
     """
     tokens, types = _pieces(fields)
-    scores = [float(score) for score in _field(fields, "tokenizer.ggml.scores")]
+    scores = [float(score) for score in _array(fields, "tokenizer.ggml.scores", numbers.Real)]
     if len(scores) != len(tokens):
         raise ValueError(
             f"tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens; the file is damaged"
@@ -209,5 +231,8 @@ def _pieces(fields: Mapping[str, Any]) -> tuple[list[str], list[int]]:
     """Texts and types of all ids; sentencepiece wants one to stand for what is unknown."""
     tokens, types = _tokens(fields)
     if _UNKNOWN not in types:
-        types[int(fields.get("tokenizer.ggml.unknown_token_id", 0))] = _UNKNOWN
+        unknown = _token_id(fields, "tokenizer.ggml.unknown_token_id") or 0
+        if not 0 <= unknown < len(types):
+            raise ValueError(f"tokenizer.ggml.unknown_token_id={unknown} is not an id of the {len(types)} tokens")
+        types[unknown] = _UNKNOWN
     return tokens, types

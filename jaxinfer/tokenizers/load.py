@@ -7,7 +7,6 @@ from jaxinfer.tokenizers.hf import HFTokenizer
 from jaxinfer.tokenizers.sentencepiece import SentencePieceTokenizer
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 
-
 # What other libraries make a tokenizer of, by code that belongs to the model's class.
 _UNREAD = ("tekken.json", "vocab.json", "vocab.txt", "*.tiktoken")
 

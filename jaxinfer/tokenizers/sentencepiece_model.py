@@ -8,6 +8,8 @@ _BYTE = 6  # SentencePiece.Type
 
 
 def _varint(value: int) -> bytes:
+    if value < 0x80:  # nearly all, of hundreds of thousands
+        return bytes((value,))
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -24,8 +26,9 @@ def _bytes_field(number: int, value: bytes) -> bytes:
     return _varint(number << 3 | 2) + _varint(len(value)) + value
 
 
-def _float_field(number: int, value: float) -> bytes:
-    return _varint(number << 3 | 5) + struct.pack("<f", value)
+_TEXT = _varint(1 << 3 | 2)  # tags of a piece in the model and, alike, of the text in a piece
+_SCORE = _varint(2 << 3 | 5)
+_FLOAT = struct.Struct("<f")
 
 
 def bpe_model(pieces: Sequence[str], scores: Sequence[float], types: Sequence[int], *, add_dummy_prefix: bool) -> bytes:
@@ -37,8 +40,11 @@ def bpe_model(pieces: Sequence[str], scores: Sequence[float], types: Sequence[in
         add_dummy_prefix: put a space in front of every text.
     """
     out = bytearray()
-    for piece, score, kind in zip(pieces, scores, types, strict=True):
-        out += _bytes_field(1, _bytes_field(1, piece.encode()) + _float_field(2, score) + _int_field(3, kind))
+    kinds = {kind: _int_field(3, kind) for kind in set(types)}
+    for piece, score, kind in zip(pieces, scores, types, strict=True):  # hundreds of thousands, so calls are few
+        text = piece.encode()
+        entry = _TEXT + _varint(len(text)) + text + _SCORE + _FLOAT.pack(score) + kinds[kind]
+        out += _TEXT + _varint(len(entry)) + entry
     # Ids that are not given here come from the piece types; -1 (no padding piece) is the default.
     out += _bytes_field(2, _int_field(3, _BPE) + _int_field(35, int(_BYTE in types)))
     normalizer = _bytes_field(1, b"identity") + _int_field(3, int(add_dummy_prefix)) + _int_field(4, 0)

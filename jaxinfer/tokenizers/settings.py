@@ -118,6 +118,9 @@ def _added_tokens(path: Path, config: Mapping[str, Any]) -> tuple[AddedToken, ..
     for token_id, entry in (config.get("added_tokens_decoder") or {}).items():
         flags = {name: bool(entry.get(name, False)) for name in ("special", "lstrip", "rstrip")}
         by_content[entry["content"]] = AddedToken(int(token_id), entry["content"], **flags)
+    for token in by_content.values():
+        if not isinstance(token.content, str) or not token.content or token.id < 0:
+            raise ValueError(f"an added token {token.content!r} of id {token.id}")
     return tuple(by_content.values())
 
 
@@ -138,4 +141,6 @@ def _templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
         templates[file.stem] = file.read_text(encoding="utf-8")
     if (path / "chat_template.jinja").is_file():
         templates["default"] = (path / "chat_template.jinja").read_text(encoding="utf-8")
+    if not all(isinstance(text, str) for text in (*templates, *templates.values())):
+        raise ValueError("a chat template that is no text")
     return templates

@@ -8,12 +8,15 @@ nothing. Two results to be joined would need to be interleaved. Worse, XLA's Tri
 come to for one of its own making, whose results lie in another order, and gives wrong numbers without a word.
 """
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.paged_attention.code_ptx import decode
@@ -118,20 +121,22 @@ def decode_int4(packed: jax.Array, dtype: Any, interpret: bool) -> tuple[jax.Arr
 
 
 def load_table(codebook: Any, dtype: Any, interpret: bool) -> tuple[jax.Array, ...]:
-    """A reference to float32[16] as `look_up` wants it: eight words, or the entries where there is no PTX."""
-    entries = [codebook[index].astype(dtype) for index in range(16)]
+    """A reference to float32[16] as `look_up` wants it: eight words [1, 1], or all entries where there is no PTX.
+
+    They are arrays because Triton decodes before it brings the codes to where products take them where any operand of
+    the decoding is a scalar, and what goes through shared memory then is four times as much.
+    """
     if interpret:
-        return tuple(entries)
+        return (codebook[...].astype(dtype),)
+    entries = [codebook[pl.ds(index, 1)][:, None].astype(dtype) for index in range(16)]
     bits = [lax.bitcast_convert_type(entry, jnp.int16).astype(jnp.int32) for entry in entries]
     return tuple(_word(bits[first : first + 4], shift) for shift in (8, 0) for first in range(0, 16, 4))
 
 
 def _word(entries: Sequence[jax.Array], shift: int) -> jax.Array:
     """One byte of each of four entries."""
-    word = jnp.int32(0)
-    for index, entry in enumerate(entries):
-        word = word | (((entry >> shift) & 0xFF) << (8 * index))
-    return word
+    parts = [((entry >> shift) & 0xFF) << (8 * index) for index, entry in enumerate(entries)]
+    return functools.reduce(operator.or_, parts)
 
 
 def look_up(
@@ -139,7 +144,7 @@ def look_up(
 ) -> tuple[jax.Array, jax.Array]:
     """Entries of the table for the low and the high nibbles of uint8."""
     if interpret:
-        entries = jnp.stack(table)
+        (entries,) = table
         return entries[packed.astype(jnp.int32) & 0xF], entries[packed.astype(jnp.int32) >> 4]
     return _pairs(TABLE, packed, table, dtype)
 

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from pallas_kernels.dispatch import Device
+from pallas_kernels.paged_attention.config import AMPLE_SHARED_MEMORY, HOPPER
 from pallas_kernels.quantized_matmul import measured
 
 MAX_BLOCK_K = 128
@@ -47,9 +48,9 @@ class Tiles(NamedTuple):
     num_stages: int
 
 
-def block_k(group: int) -> int:
-    """Channels of a tile: the largest power of two that divides the group, up to `MAX_BLOCK_K`."""
-    return min(group & -group, MAX_BLOCK_K)
+def block_k(group: int, tokens: int = 16) -> int:
+    """Channels of a tile of so many rows: the largest power of two that divides the group, up to a limit."""
+    return min(group & -group, MAX_BLOCK_K if tokens <= FEW_TOKENS else MAX_BLOCK_K // 2)
 
 
 def block_tokens(num_tokens: int) -> int:
@@ -59,7 +60,8 @@ def block_tokens(num_tokens: int) -> int:
 
 def tiles_for(device: Device, *, num_tokens: int, num_out: int, channels: int, bits: int, group: int) -> Tiles:
     """How ``x[M, K] . w[N, K]^T`` is computed on a device."""
-    tokens, into = block_tokens(num_tokens), block_k(group)
+    tokens = block_tokens(num_tokens)
+    into = block_k(group, tokens)
     fields = measured.TILES.get((device.kind, bits, tokens))
     config = TileConfig(*fields) if fields else _heuristic(device, tokens, into, bits)
     tiles = -(-num_tokens // tokens) * -(-num_out // config.out)
@@ -74,11 +76,12 @@ def tiles_for(device: Device, *, num_tokens: int, num_out: int, channels: int, b
 def _heuristic(device: Device, tokens: int, into: int, bits: int) -> TileConfig:
     """Few tokens are bound by the bytes of the weights: several programs share an SM, each with some tiles in flight.
 
-    By Little's law 11 KiB an SM (A100) to 26 KiB (H200) keep the memory busy.
+    By Little's law 11 KiB an SM (A100) to 26 KiB (H200) keep the memory busy. Of many tokens two programs share an SM,
+    so that one decodes while the other multiplies.
     """
-    narrow = MAX_BLOCK_K // into
     if tokens <= FEW_TOKENS:
-        return TileConfig(128, 4, 4 if narrow == 1 else 6, 4)
-    if tokens == 64:
-        return TileConfig(128, 4, 4, 2)
-    return TileConfig(128, 8, 4, 1)
+        return TileConfig(128, 4, 4 if into == MAX_BLOCK_K else 6, 4)
+    stage = into * (2 * tokens + 128 * bits // 8)
+    shared = 160 << 10 if device.compute_capability in AMPLE_SHARED_MEMORY else 96 << 10
+    num_stages = 4 if 2 * 4 * stage <= shared else 3
+    return TileConfig(128, 4 if tokens == 64 and device.compute_capability in HOPPER else 8, num_stages, 2)

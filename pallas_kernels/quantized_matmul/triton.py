@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.dispatch import Device, current_device
+from pallas_kernels.paged_attention.config import HOPPER
 from pallas_kernels.quantized_matmul.config import FEW_TOKENS, MIN_BLOCK_K, block_k, tiles_for
 from pallas_kernels.quantized_matmul.triton_kernel import KernelSpec, multiply_kernel
 from pallas_kernels.quantized_matmul.xla import quantized_matmul_xla
@@ -20,12 +21,13 @@ from pallas_kernels.triton_call import check_addressable, triton_call
 
 
 def check_triton(x: Any, codes: Any, group: int, device: Device | None) -> None:
-    """Tells what the kernel cannot do.
+    """Tells what the kernel cannot do and, where a device is given, what is left to XLA.
 
     Raises:
         NotImplementedError: what it is, and what to use instead.
     """
-    del device  # what it takes is there wherever Triton runs
+    if device is not None and codes.dtype == jnp.int8 and group == x.shape[1]:
+        raise NotImplementedError("XLA converts 8-bit codes with one scale a row while it multiplies; use 'xla'")
     if x.dtype == jnp.float32:
         raise NotImplementedError("x of float32 would leave the tensor cores; use 'xla', bfloat16 or float16")
     if x.dtype == jnp.float16 and x.shape[0] > FEW_TOKENS:
@@ -54,9 +56,8 @@ def quantized_matmul_triton(
     """
     (num_tokens, channels), num_out = x.shape, codes.shape[0]
     group = channels // scale.shape[1]
-    tiles = tiles_for(
-        current_device(), num_tokens=num_tokens, num_out=num_out, channels=channels, bits=bits, group=group
-    )
+    device = current_device()
+    tiles = tiles_for(device, num_tokens=num_tokens, num_out=num_out, channels=channels, bits=bits, group=group)
     spec = KernelSpec(
         tiles=tiles,
         num_tokens=num_tokens,
@@ -67,6 +68,7 @@ def quantized_matmul_triton(
         has_offset=offset is not None,
         has_table=codebook is not None,
         dtype=x.dtype,
+        weights_first=device.compute_capability in HOPPER,
         interpret=interpret,
     )
     whole = tiles.splits == 1

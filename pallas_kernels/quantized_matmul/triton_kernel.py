@@ -38,6 +38,8 @@ class KernelSpec:
         bits, group: of the weights.
         has_offset, has_table: whether there is an offset, or a codebook.
         dtype: of x, and of the products.
+        weights_first: whether weights are the first operand of products with many tokens. Hopper takes that one from
+            registers; before it, the second is the one that fewer warps decode each for itself.
         interpret: whether the kernel is interpreted, which knows no PTX.
     """
 
@@ -50,6 +52,7 @@ class KernelSpec:
     has_offset: bool
     has_table: bool
     dtype: Any
+    weights_first: bool
     interpret: bool
 
     @property
@@ -130,42 +133,35 @@ def _scale_sums(
     spec: KernelSpec, refs: _Refs, place: _Place, table: Any, first: jax.Array, last: jax.Array
 ) -> jax.Array:
     """float32[tokens, out]: codes meet x, scales meet the groups' sums."""
-    tiles = spec.tiles
     shifted = spec.has_offset or spec.bias != 0
-    zero = jnp.zeros((tiles.tokens, tiles.out), jnp.float32)
 
-    def step_of_group(index: jax.Array, carry: Any) -> Any:
-        total, scale, shift = carry
+    def product(index: jax.Array) -> tuple[jax.Array, jax.Array]:
         x = _load_x(spec, refs, place, index)
+        return x, plt.dot(x, _decoded(spec, refs, place, table, index), trans_b=True)
+
+    def step(index: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        total, scale, shift = carry
         # Asked for a tile ahead: they are few bytes, and nothing else covers the time that they take.
         following = _factors(spec, refs, place, jnp.minimum(index + 1, last - 1))
-        part = plt.dot(x, _decoded(spec, refs, place, table, index), trans_b=True)
+        x, part = product(index)
         total = fused_multiply_add(part, scale[None, :], total, spec.interpret)
         if shifted:
             sums = jnp.sum(x.astype(jnp.float32), axis=1)
             total = fused_multiply_add(sums[:, None], shift[None, :], total, spec.interpret)
         return total, *following
 
-    def step_of_row(index: jax.Array, carry: Any) -> Any:
-        total, terms = carry
-        x = _load_x(spec, refs, place, index)
-        total += plt.dot(x, _decoded(spec, refs, place, table, index), trans_b=True)
-        return total, terms + x.astype(jnp.float32) if shifted else terms
-
-    if spec.grouped:
-        total, _, _ = lax.fori_loop(first, last, step_of_group, (zero, *_factors(spec, refs, place, first)))
+    zero = jnp.zeros((spec.tiles.tokens, spec.tiles.out), jnp.float32)
+    factors = _factors(spec, refs, place, first)
+    if spec.grouped or shifted:
+        total, _, _ = lax.fori_loop(first, last, step, (zero, *factors))
         return total
-    terms = jnp.zeros((tiles.tokens, tiles.into if shifted else 1), jnp.float32)
-    total, terms = lax.fori_loop(first, last, step_of_row, (zero, terms))
-    scale, shift = _factors(spec, refs, place, first)
-    total = total * scale[None, :]
-    return total + jnp.sum(terms, axis=1)[:, None] * shift[None, :] if shifted else total
+    return lax.fori_loop(first, last, lambda index, total: total + product(index)[1], zero) * factors[0][None, :]
 
 
 def _scale_weights(
     spec: KernelSpec, refs: _Refs, place: _Place, table: Any, first: jax.Array, last: jax.Array
 ) -> jax.Array:
-    """float32[tokens, out]: weights meet x. They come first, since Hopper takes its first operand from registers."""
+    """float32[tokens, out]: weights meet x."""
     scale_later = not spec.grouped and not spec.has_offset and not spec.bias
 
     def step(index: jax.Array, total: jax.Array) -> jax.Array:
@@ -176,13 +172,13 @@ def _scale_weights(
             wide = weights.astype(jnp.float32)
             wide = fused_multiply_add(wide, scale[:, None], shift[:, None], spec.interpret)
             weights = wide.astype(spec.dtype)
-        return total + plt.dot(weights, x, trans_b=True)
+        return total + (plt.dot(weights, x, trans_b=True) if spec.weights_first else plt.dot(x, weights, trans_b=True))
 
-    zero = jnp.zeros((spec.tiles.out, spec.tiles.tokens), jnp.float32)
+    shape = spec.tiles.tokens, spec.tiles.out
+    zero = jnp.zeros(shape[::-1] if spec.weights_first else shape, jnp.float32)
     total = lax.fori_loop(first, last, step, zero)
-    if scale_later:
-        total = total * _factors(spec, refs, place, first)[0][:, None]
-    return total.T
+    total = total.T if spec.weights_first else total
+    return total * _factors(spec, refs, place, first)[0][None, :] if scale_later else total
 
 
 def _load_x(spec: KernelSpec, refs: _Refs, place: _Place, index: jax.Array) -> jax.Array:

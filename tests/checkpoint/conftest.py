@@ -15,7 +15,7 @@ from jaxinfer.models.config import ModelConfig
 
 DATA = Path(__file__).parent.parent / "data"
 FAMILIES = DATA / "families"
-CASES = sorted(path.stem for path in FAMILIES.glob("*.json") if not path.stem.endswith("_wrapped"))
+CASES = sorted(path.stem for path in FAMILIES.glob("*.json") if not path.stem.endswith(("_wrapped", "_edges")))
 
 
 def _beside_the_data(name: str) -> Any:
@@ -146,7 +146,7 @@ class FamilyCase:
 
     @property
     def lengths(self) -> list[int]:
-        return sorted(int(key.removeprefix("logits_")) for key in self.references)
+        return sorted(int(key.removeprefix("logits_")) for key in self.references if key.startswith("logits_"))
 
     def logits(self, length: int) -> np.ndarray:
         return self.references[f"logits_{length}"]
@@ -154,7 +154,9 @@ class FamilyCase:
     def weights(self) -> dict[str, np.ndarray]:
         unit_offset = self.description["unit_offset"]
         shapes = self.description["tensors"]
-        return {name: random_weight(name, tuple(shape), unit_offset=unit_offset) for name, shape in shapes.items()}
+        values = {name: random_weight(name, tuple(shape), unit_offset=unit_offset) for name, shape in shapes.items()}
+        scales = self.description.get("scales", {})
+        return values | {name: values[name] * np.float32(scale) for name, scale in scales.items()}
 
     def folder(self, rounding: str = "F32", **config: Any) -> Path:
         """The checkpoint's directory, with other config fields if need be (`...` leaves one out), and its matrices
@@ -177,6 +179,11 @@ class FamilyCase:
         """Its twin as a GGUF file, matrices of that type."""
         arch, changes = family_gguf.TWINS[self.name]
         family_gguf.write_gguf(path, family_gguf.changed(self.config, changes), self.weights(), arch, kind)
+
+    @property
+    def bfloat16_error(self) -> float:
+        """How far transformers' own logits are from these in bfloat16: mean of the absolute difference."""
+        return float(self.references["bfloat16_error"])
 
     def served_for(self, config: ModelConfig, length: int) -> ModelConfig:
         """The config as the engine has it when its longest sequence is `length`."""
@@ -221,17 +228,28 @@ def twin(tmp_path: Path) -> Callable[[FamilyCase, str], Path]:
 
 @pytest.fixture(params=CASES)
 def family_case(request: pytest.FixtureRequest, make_case: Callable[[str], FamilyCase]) -> FamilyCase:
-    """Every case in turn, but for text models that are wrapped in larger ones."""
+    """Every case in turn, but for text models that are wrapped in larger ones, and long texts."""
     return make_case(request.param)
 
 
-@pytest.fixture(params=["llama_dynamic", "phi3_longrope"])
+@pytest.fixture(params=["mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "cohere2"])
+def window_case(request: pytest.FixtureRequest, make_case: Callable[[str], FamilyCase]) -> FamilyCase:
+    """Cases with a window in some layers."""
+    return make_case(request.param)
+
+
+@pytest.fixture(params=["llama_dynamic", "llama_dynamic_edges", "phi3_longrope"])
 def edge_case(request: pytest.FixtureRequest, make_case: Callable[[str], FamilyCase]) -> FamilyCase:
     """Cases with logits of several lengths."""
     return make_case(request.param)
 
 
-@pytest.fixture(params=["gemma2", "cohere_qk_norm", "granite"])
+def _one_of_each_family() -> list[str]:
+    configs = {name: json.loads((FAMILIES / f"{name}.json").read_text())["config"] for name in CASES}
+    return list({config["model_type"]: name for name, config in configs.items()}.values())
+
+
+@pytest.fixture(params=_one_of_each_family())
 def bf16_case(request: pytest.FixtureRequest, make_case: Callable[[str], FamilyCase]) -> FamilyCase:
-    """Families with their own roundings."""
+    """One case of each family."""
     return make_case(request.param)

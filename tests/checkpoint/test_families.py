@@ -1,6 +1,7 @@
 """Every family gives transformers' logits, whatever way the tokens are cut into steps, and its greedy ids."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -98,8 +99,21 @@ def test_lengths_around_the_trained_one(edge_case: Case, all_logits: Callable[..
         np.testing.assert_allclose(logits, edge_case.logits(length), **TOLERANCE, err_msg=f"{length} tokens")
 
 
-def test_bfloat16_stays_near(bf16_case: Case, all_logits: Callable[..., np.ndarray]) -> None:
+def test_a_window_hides_from_its_first_position_on(window_case: Case, all_logits: Callable[..., np.ndarray]) -> None:
+    """One wider would agree with transformers on texts up to the window, and on none beyond."""
+    checkpoint = open_checkpoint(window_case.folder())
+    config, params, tokens = checkpoint.model_config, load_params(checkpoint, "float32"), window_case.tokens
+    width = window_case.config["sliding_window"]
+    assert config.sliding_window == width < len(tokens) - 1
+    wider = all_logits(replace(config, sliding_window=width + 1), params, tokens)
+    error = np.abs(wider - window_case.logits(len(tokens))).max(-1)
+    assert error[:width].max() < TOLERANCE["atol"]
+    assert error[width:].min() > 10 * TOLERANCE["atol"]
+
+
+def test_bfloat16_is_as_near_as_transformers_own(bf16_case: Case, all_logits: Callable[..., np.ndarray]) -> None:
     checkpoint = open_checkpoint(bf16_case.folder())
-    params = load_params(checkpoint, "bfloat16")
-    error = all_logits(checkpoint.model_config, params, bf16_case.tokens) - bf16_case.logits(len(bf16_case.tokens))
-    assert np.abs(error).mean() < 0.1 * np.abs(bf16_case.logits(len(bf16_case.tokens))).mean()
+    params, count = load_params(checkpoint, "bfloat16"), len(bf16_case.tokens)
+    config = bf16_case.served_for(checkpoint.model_config, count)
+    error = all_logits(config, params, bf16_case.tokens) - bf16_case.logits(count)
+    assert np.abs(error).mean() < 1.3 * bf16_case.bfloat16_error

@@ -17,7 +17,7 @@ from jaxinfer.models.config import ModelConfig
 
 Case = Any  # conftest's FamilyCase
 TWINS = ["gemma", "gemma2", "gemma3", "granite", "llama_llama3", "mixtral", "phi3", "phi3_longrope", "qwen2_moe_all"]
-TWINS += ["qwen3", "qwen3_moe_unnormalised"]
+TWINS += ["qwen2", "qwen3", "qwen3_moe_unnormalised"]
 EXACT = {"rtol": 0, "atol": 1e-4}
 # ggml looks its GELU up in a table of half precision.
 TOLERANCES = {name: {"rtol": 0, "atol": 1e-2} for name in TWINS if name.startswith("gemma")}

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxinfer.checkpoint import load_params, open_checkpoint
+from jaxinfer.checkpoint.load import stored_bytes
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -190,10 +191,36 @@ def test_rotary_buffers_of_old_checkpoints_are_skipped(hf_copy):
     open_checkpoint(hf_copy("tiny_llama", lambda tensors: tensors.update({name: np.zeros(4, np.float32)})))
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.bool_, np.int64])
+def test_masks_beside_the_weights_are_skipped_whatever_their_dtype(dtype, hf_copy):
+    """Pythia's files hold the causal mask as bytes."""
+
+    def with_a_mask(tensors: dict[str, np.ndarray]) -> None:
+        tensors.update({name: tensor.astype(np.float32) for name, tensor in tensors.items()})
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones((400, 400), dtype)
+
+    assert open_checkpoint(hf_copy("tiny_llama", with_a_mask, dtype=...)).dtype == "float32"  # masks do not count
+
+
+def test_weights_of_a_dtype_that_is_not_read(hf_copy):
+    name = "model.norm.weight"
+    folder = hf_copy("tiny_llama", lambda tensors: tensors.update({name: tensors[name].astype(np.int8)}))
+    with pytest.raises(
+        ValueError, match=rf"tensor '{name}' has dtype I8, not one of the supported F64, F32, F16, BF16"
+    ):
+        open_checkpoint(folder)
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes().replace(b'"dtype":"I8"', b'"dtype":"X8"'))
+    with pytest.raises(ValueError, match=rf"tensor '{name}' has the unknown dtype X8"):
+        open_checkpoint(folder)
+
+
 def test_tied_and_an_identical_head(hf_copy, data_dir):
     folder = hf_copy("tiny_llama_tied", lambda tensors: tensors.update({HEAD: tensors[EMBEDDING]}))
-    params = load_params(open_checkpoint(folder), "float32")
+    checkpoint = open_checkpoint(folder)
+    params = load_params(checkpoint, "float32")
     assert "lm_head" not in params
+    assert stored_bytes(checkpoint) == stored_bytes(open_checkpoint(data_dir / "tiny_llama_tied"))  # counted once
     expected = load_params(open_checkpoint(data_dir / "tiny_llama_tied"), "float32")
     jax.tree.map(np.testing.assert_array_equal, params, expected)
 

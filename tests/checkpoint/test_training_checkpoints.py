@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
 from flax.training.train_state import TrainState
 
 from jaxinfer.checkpoint import Sources, load_orbax
@@ -142,6 +143,18 @@ def test_a_function(theirs, params):
         return Sources(tuple(path.format(i=i) for path in source.paths), source.transform)
 
     same(load_orbax(theirs, CONFIG, name_map), params)
+
+
+def test_a_state_of_flax_nnx(params, tmp_path):
+    """Its variables are nodes of the saved tree, and their arrays lie under "value"."""
+    states = {"model": nnx.State(foreign(params)["net"]), "opt": {"mu": nnx.State(foreign(params)["net"])}}
+    save(tmp_path / "nnx", jax.tree.map(nnx.Param, states))
+    name_map = {}
+    for leaf, source in NAMES.items():
+        source = Sources(source) if isinstance(source, str) else source
+        paths = tuple(f"{path.replace('net/', 'model/')}/value" for path in source.paths)
+        name_map[leaf] = Sources(paths, source.transform)
+    same(load_orbax(tmp_path / "nnx", CONFIG, name_map), params)
 
 
 def test_stacked_layers_are_read_once_and_cut(params, tmp_path, monkeypatch):

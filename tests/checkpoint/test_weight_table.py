@@ -1,6 +1,7 @@
 """The family tables: configs they read, names they refuse, and that they fill every parameter exactly once."""
 
 import math
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from jaxinfer.checkpoint.tensor import Tensor
 from jaxinfer.checkpoint.weight_map import place_weights
+from jaxinfer.models import families
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import param_shapes
 from jaxinfer.models.registry import FAMILIES, family_of_gguf, family_of_hf_config
@@ -135,6 +137,30 @@ def test_unsupported_settings_are_refused_by_name(config, setting, message):
 def test_unknown_keys_are_told():
     family = family_of_hf_config(LLAMA)
     assert family.unknown_keys({**LLAMA, "bos_token_id": 1, "residual_multiplier": 2}) == ["residual_multiplier"]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_heads_are_tied_by_default_where_transformers_ties_them(family):
+    """A config that does not say (field case 22)."""
+    tied = {"gemma", "gemma2", "gemma3_text", "smollm3", "cohere", "cohere2", "gpt2"}
+    sizes = GPT2_SIZES | {"vocab_size": 131} if family.name == "gpt2" else LLAMA | {"head_dim": 16, "rotary_pct": 0.5}
+    assert family.model_config(sizes).tie_word_embeddings == (family.name in tied)
+    for flag in (True, False):
+        assert family.model_config({**sizes, "tie_word_embeddings": flag}).tie_word_embeddings == flag
+
+
+def test_a_family_is_a_table_of_at_most_100_lines():
+    folder = Path(families.__file__).parent
+    shared = {"family.py", "weights.py", "base.py", "hf_config.py", "hf_rope.py", "wrapper.py"}
+    lengths = {path.name: len(path.read_text().splitlines()) for path in folder.glob("*.py") if path.name not in shared}
+    assert len(lengths) > 17
+    assert {name: length for name, length in lengths.items() if length > 100} == {}
+
+
+@pytest.mark.parametrize("name", ["DeepseekV2ForCausalLM", "Qwen2VLForConditionalGeneration", "T5Model"])
+def test_what_is_not_built_is_refused_with_the_supported(name):
+    with pytest.raises(ValueError, match=rf"'{name}'\] is not supported; supported architectures: LlamaForCausalLM, "):
+        family_of_hf_config({"architectures": [name], "model_type": "llama"})
 
 
 def test_unknown_architecture_lists_the_supported():

@@ -13,7 +13,7 @@ from jaxinfer.cli.engine_options import NO_OPTION, engine_args, field_texts, unb
 from jaxinfer.cli.main import build_parser
 from jaxinfer.startup.args import EngineArgs
 
-COMMANDS = (["generate"], ["chat"], ["batch"], ["bench"], ["bench", "throughput"], ["collect-env"], [])
+COMMANDS = (["generate"], ["chat"], ["batch"], ["bench"], ["bench", "throughput"], ["plan"], ["collect-env"], [])
 
 
 def test_help_needs_no_jax() -> None:

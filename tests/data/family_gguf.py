@@ -16,6 +16,7 @@ NO_WINDOW = {"sliding_window": None, "layer_types": ...}
 TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_llama3": ("llama", {}),
     "mixtral": ("llama", {}),
+    "qwen2": ("qwen2", {"use_sliding_window": False, **NO_WINDOW}),
     "qwen3": ("qwen3", {"use_sliding_window": False, **NO_WINDOW}),
     "qwen2_moe_all": ("qwen2moe", {"use_sliding_window": False, **NO_WINDOW}),
     "qwen3_moe_unnormalised": ("qwen3moe", {"norm_topk_prob": True}),

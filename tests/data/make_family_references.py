@@ -4,7 +4,8 @@
 
 Run with torch 2.13.0 and transformers 5.24.0 in an environment of their own; the tests read only what is committed, and
 make the weights again with `family_weights.random_weight`. A case is written as transformers saves it: config.json's
-mapping, the names and shapes of the tensors, and the logits of the first so many tokens.
+mapping, the names and shapes of the tensors, the logits of the first so many tokens, and how far from those of all
+tokens transformers' own are when it computes in bfloat16 (mean of the absolute difference).
 """
 
 import json
@@ -35,6 +36,7 @@ SIZES = {
     "pad_token_id": None,
 }
 EDGES = (12, 16, 17, 24)  # below, at and above 16 positions
+LONG_EDGES = (40, 64, 65, 100)  # of 64 positions
 
 
 def llama_rope(**rope: Any) -> dict[str, Any]:
@@ -64,11 +66,17 @@ GPT2 = {
 
 CASES: dict[str, dict[str, Any]] = {
     "mistral": SIZES | {"model": "Mistral", "sliding_window": 8, "head_dim": 16},
+    "qwen2": SIZES
+    | {"model": "Qwen2", "num_hidden_layers": 3}
+    | {"use_sliding_window": True, "sliding_window": 10, "max_window_layers": 2},
     "qwen3": SIZES
     | {"model": "Qwen3", "head_dim": 32, "num_hidden_layers": 3}
     | {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
     "gemma": GEMMA | {"model": "Gemma"},
     "gemma2": GEMMA2 | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+    # Logits of up to 100 before the cap: far above, around and below.
+    "gemma2_saturated": GEMMA2
+    | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 30.0, "scales": {"model.embed_tokens.weight": 10.0}},
     "gemma2_uncapped": GEMMA2 | {"attn_logit_softcapping": None, "final_logit_softcapping": None},
     "gemma3": GEMMA
     | {"model": "Gemma3", "num_hidden_layers": 4, "sliding_window": 8, "sliding_window_pattern": 3}
@@ -108,6 +116,9 @@ CASES: dict[str, dict[str, Any]] = {
     "llama_yarn_mscale": llama_rope(
         rope_type="yarn", factor=4.0, original_max_position_embeddings=64, mscale=0.7, mscale_all_dim=1.5
     ),
+    "llama_dynamic_edges": llama_rope(rope_type="dynamic", factor=4.0)
+    | {"max_position_embeddings": 64, "vocab_size": 32, "lengths": LONG_EDGES}
+    | {"tokens": [(7 * i * i + 3 * i) % 32 for i in range(LONG_EDGES[-1])]},
     "llama_dynamic": llama_rope(rope_type="dynamic", factor=4.0) | {"max_position_embeddings": 16, "lengths": EDGES},
 }
 CONFIGS = {"Gemma3": "Gemma3TextConfig"}
@@ -127,7 +138,8 @@ WRAPPED: dict[str, tuple[str, str, dict[str, Any]]] = {
 def make(folder: Path, name: str, settings: dict[str, Any]) -> None:
     """Writes one case."""
     settings = dict(settings)
-    model_name, lengths = settings.pop("model"), settings.pop("lengths", (len(TOKENS),))
+    model_name, scales, tokens = settings.pop("model"), settings.pop("scales", {}), settings.pop("tokens", TOKENS)
+    lengths = settings.pop("lengths", (len(tokens),))
     config = getattr(transformers, CONFIGS.get(model_name, f"{model_name}Config"))(**settings)
     suffix = "LMHeadModel" if model_name == "GPT2" else "ForCausalLM"
     if name in WRAPPED:
@@ -142,23 +154,31 @@ def make(folder: Path, name: str, settings: dict[str, Any]) -> None:
             shapes = {key: list(file.get_slice(key).get_shape()) for key in sorted(file.keys())}
         unit_offset = model_name.startswith("Gemma")
         values = {key: random_weight(key, tuple(shape), unit_offset=unit_offset) for key, shape in shapes.items()}
+        values |= {key: values[key] * np.float32(scale) for key, scale in scales.items()}
         save_file(values, weights, {"format": "pt"})
-        model = model_class.from_pretrained(scratch, dtype=torch.float32, attn_implementation="eager").eval()
+        model, coarse = (
+            model_class.from_pretrained(scratch, dtype=dtype, attn_implementation="eager").eval()
+            for dtype in (torch.float32, torch.bfloat16)
+        )
         saved = json.loads((Path(scratch) / "config.json").read_text())
-    ids = torch.tensor([TOKENS])
+    ids = torch.tensor([tokens])
     reference = {}
     with torch.no_grad():
         for length in lengths:
             reference[f"logits_{length}"] = model(ids[:, :length]).logits[0].numpy()
         options = {"attention_mask": torch.ones_like(ids), "eos_token_id": None, "pad_token_id": 0}
         greedy = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False, **options)
-    greedy_ids = greedy[0, len(TOKENS) :].tolist() if len(lengths) == 1 else []
-    description = {"config": saved, "unit_offset": unit_offset, "tokens": TOKENS, "greedy": greedy_ids}
+        exact = reference[f"logits_{lengths[-1]}"]
+        rounded = coarse(ids[:, : lengths[-1]]).logits[0].float().numpy()
+    reference["bfloat16_error"] = np.abs(rounded - exact).mean()
+    greedy_ids = greedy[0, len(tokens) :].tolist() if len(lengths) == 1 else []
+    description = {"config": saved, "unit_offset": unit_offset, "tokens": tokens, "greedy": greedy_ids}
+    description |= {"scales": scales} if scales else {}
     text = json.dumps(description | {"tensors": shapes}, indent=None, separators=(", ", ": "))
     (folder / f"{name}.json").write_text(text + "\n")
     np.savez_compressed(folder / f"{name}.npz", **reference)
-    spread = np.diff(np.sort(reference[f"logits_{lengths[-1]}"])[:, -2:]).min()
-    print(f"{name}: {len(shapes)} tensors, least gap of the two best logits {spread:.1e}")
+    spread, error = np.diff(np.sort(exact)[:, -2:]).min(), reference["bfloat16_error"] / np.abs(exact).mean()
+    print(f"{name}: {len(shapes)} tensors, least gap of the two best logits {spread:.1e}, bfloat16 off by {error:.1%}")
 
 
 if __name__ == "__main__":

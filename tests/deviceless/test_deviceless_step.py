@@ -129,6 +129,31 @@ def test_a_pool_that_fills_the_gpu_changes_nothing(step: Compile) -> None:
     assert len(full.report.launches) == len(step("rtx4090").report.launches)
 
 
+# Spread int4 channels take a launch for RoPE, which the kernel does otherwise, and two products with Hadamard's matrix.
+@pytest.mark.parametrize(("kv_dtype", "more_a_layer"), [("int8", 0), ("fp8_e4m3", 0), ("int4", 3)])
+def test_a_quantised_cache_costs_no_memory_and_few_launches(step: Compile, kv_dtype: str, more_a_layer: int) -> None:
+    plain = step("h200", num_layers=2)
+    config = replace(LLAMA_8B, num_hidden_layers=2)
+    # So many pages that no array of scales has the size of a product's workspace.
+    coded = compile_step(gpu_target("h200"), config, DECODE, num_pages=5000, kv_dtype=kv_dtype)
+    assert_in_place(coded)
+    assert coded.report.temp_bytes <= 1.01 * plain.report.temp_bytes
+    assert len(coded.report.launches) <= len(plain.report.launches) + 2 * more_a_layer + (2 if more_a_layer else 0)
+    assert coded.report.num_command_buffers == 1 and coded.report.launches_outside_graphs() == ()
+    names = [launch.name for launch in coded.report.launches]
+    assert names.count("rope_kv_write") == names.count("paged_attention_short") == 2
+    assert {kernel.spill_bytes for kernel in coded.report.kernels} == {0}
+
+
+def test_a_pool_too_large_for_the_kernel_is_written_in_place_by_xla() -> None:
+    config = replace(LLAMA_8B, num_hidden_layers=2)
+    pages = (3 << 30) // (16 * 16 * LLAMA_8B.head_dim)
+    large = compile_step(gpu_target("h200"), config, DECODE, num_pages=pages, kv_dtype="int8")
+    assert_in_place(large)
+    assert large.report.temp_bytes < 32 * MIB
+    assert [launch.name for launch in large.report.launches].count("paged_attention_short") == 2
+
+
 def test_tiny_step_compiles_for_every_gpu(gpu: str, tiny_config: ModelConfig) -> None:
     tiny = compile_step(gpu_target(gpu), tiny_config, TINY, num_pages=64, dtype=jnp.float32)
     assert tiny.report.alias_bytes == tiny.donated_bytes

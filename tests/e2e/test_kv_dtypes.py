@@ -8,6 +8,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+import scipy.linalg
 
 from jaxinfer.config import CacheConfig, EngineConfig, RunnerConfig, SchedulerConfig
 from jaxinfer.engine.engine import Engine
@@ -100,6 +101,14 @@ def through_cache(rows: np.ndarray, dtype: str) -> np.ndarray:
         return rows
     if dtype == "bfloat16":
         return rows.astype(ml_dtypes.bfloat16).astype(np.float64)
+    if dtype == "int4":  # what is stored has its channels mixed, in stretches of a power of two
+        size = rows.shape[-1] & -rows.shape[-1]
+        mixing = scipy.linalg.block_diag(*[scipy.linalg.hadamard(size) / size**0.5] * (rows.shape[-1] // size))
+        return through_codes(rows @ mixing, dtype) @ mixing.T
+    return through_codes(rows, dtype)
+
+
+def through_codes(rows: np.ndarray, dtype: str) -> np.ndarray:
     peaks = np.abs(rows).max(-1, keepdims=True)
     scales = np.where(peaks == 0, 1.0, peaks / LIMITS[dtype])
     codes = rows / scales

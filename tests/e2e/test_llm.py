@@ -247,6 +247,11 @@ def test_chat(llm: LLM) -> None:
     assert ids(outputs) == ids(llm.generate([output.prompt or "" for output in outputs], GREEDY, use_tqdm=False))
     one = llm.chat(user, GREEDY, use_tqdm=False, chat_template=CHAT, add_generation_prompt=False)
     assert [output.prompt for output in one] == ["user: hi\n"]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    shown = "{% for part in messages[0].content %}[{{ part.text or part }}]{% endfor %}"
+    for form, prompt in (("auto", "[a][b]"), ("openai", "[a][b]"), ("string", "[a][\n][b]")):
+        asked = {"chat_template": shown, "chat_template_content_format": form}
+        assert llm.chat(parts, GREEDY, use_tqdm=False, **asked)[0].prompt == prompt
 
 
 @pytest.mark.parametrize(

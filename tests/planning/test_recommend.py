@@ -17,6 +17,7 @@ from jaxinfer.planning.gpu_specs import GPU_SPECS
 from jaxinfer.planning.memory_plan import Setting, memory_plan, most_seqs, needed_blocks
 from jaxinfer.planning.planned_model import planned_model
 from jaxinfer.planning.recommend import DEFAULT_UTILIZATION
+from jaxinfer.planning.roofline import decode_roofline
 from jaxinfer.startup.args import EngineArgs
 
 SIXTEEN_BITS, EIGHT_BITS, FOUR_BITS = {"fp16", "bf16"}, {"int8", "fp8"}, {"awq", "gptq", "int4", "nf4"}
@@ -36,6 +37,13 @@ def test_7b_on_an_a100_runs_unquantised_with_hundreds_of_sequences(model: Any, c
     assert plan["tp"] == 1 and plan["quant"] in SIXTEEN_BITS
     assert plan["max_seqs"] == concurrency
     assert "error" not in plan
+
+
+def test_small_weights_stay_in_16_bits() -> None:
+    """Of an A100's 80 GB they are a sixth: 4 bits would hold an eighth more requests."""
+    plan = recommend_config("A100 80G", 7, 1000)
+    assert plan["quant"] in SIXTEEN_BITS and plan["kv_cache_dtype"] == "int8" and 500 < plan["max_seqs"] < 1000
+    assert any("of the 1000 requests run at a time" in reason for reason in plan["reasons"])
 
 
 @pytest.mark.parametrize("concurrency", [1, 16, 64])
@@ -92,6 +100,12 @@ def test_roofline_of_a_decode_step() -> None:
     assert plan["tokens_per_second"] == pytest.approx(16 / seconds, rel=0.01)
     eight_bit = recommend_config("h200", "llama-3-8b", 16, quant="fp8", kv_cache_dtype="fp8")
     assert 1.6 < eight_bit["tokens_per_second"] / plan["tokens_per_second"] < 2
+
+
+def test_windowed_layers_read_their_window() -> None:
+    """Gemma 2: of 42 layers one half sees 8,192 positions, the other 4,096; a position is 8,192 bytes a layer."""
+    roofline = decode_roofline(PRESETS["gemma-2-9b"], 2, 8192, 10**10)
+    assert roofline.kv_bytes == 2 * (21 * 8192 + 21 * 4096 + 42) * 8192
 
 
 def test_given_choices_stay() -> None:

@@ -51,6 +51,16 @@ def test_other_options_stay_and_a_fraction_of_the_callers_wins(any_platform: Any
     assert jax.config.jax_pjrt_client_create_options == {"preallocate": False, "memory_fraction": 0.5}
 
 
+def test_jaxs_environment_variable_wins(any_platform: Any, caplog: pytest.LogCaptureFixture) -> None:
+    any_platform.setenv("XLA_CLIENT_MEM_FRACTION", "0.5")
+    assert not claim_gpu_memory(0.9)
+    assert jax.config.jax_pjrt_client_create_options is None
+    pretend(any_platform, "Some GPU", 40 * GIB)
+    with caplog.at_level(logging.WARNING, "jaxinfer"):
+        assert device_memory("gpu", 0.9) == module.DeviceMemory(total=80 * GIB, free=40 * GIB)
+    assert "is 72.00 GiB, but JAX may use 40.00 GiB" in caplog.text
+
+
 def test_nothing_is_set_once_a_backend_is_up(any_platform: Any) -> None:
     any_platform.setattr(xla_bridge, "backends_are_initialized", lambda: True)
     assert not claim_gpu_memory(0.9)
@@ -95,7 +105,7 @@ def test_the_whole_device_is_known_from_the_option(fresh_gpu_process: Any, caplo
 def test_a_backend_that_was_up_is_budgeted_from_its_limit_and_said(
     fresh_gpu_process: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    h200 = 151_397_597_184
+    h200 = 143_155 << 20
     pretend(fresh_gpu_process, "NVIDIA H200", h200 * 3 // 4, in_use=10 * GIB)
     with caplog.at_level(logging.WARNING, "jaxinfer"):
         memory = device_memory("gpu", 0.5)
@@ -104,8 +114,8 @@ def test_a_backend_that_was_up_is_budgeted_from_its_limit_and_said(
     assert memory == module.DeviceMemory(total=h200, free=h200 * 3 // 4 - 10 * GIB)
     (record,) = caplog.records
     text = record.getMessage()
-    assert "gpu_memory_utilization=0.9 of NVIDIA H200 is 126.90 GiB" in text
-    assert "may use 105.75 GiB" in text
+    assert "gpu_memory_utilization=0.9 of NVIDIA H200 is 125.82 GiB" in text
+    assert "may use 104.85 GiB" in text
     assert "jax.config.update('jax_pjrt_client_create_options', {'memory_fraction': 0.9})" in text
 
 

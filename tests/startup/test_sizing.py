@@ -1,5 +1,6 @@
 """How large an engine gets on the CPU, without making one."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,3 +62,15 @@ def test_max_model_len(tiny_config: ModelConfig) -> None:
 def test_compilation_cache_dir(tiny_config: ModelConfig) -> None:
     assert config(tiny_config, compilation_cache_dir=False).runner.compilation_cache_dir is None
     assert config(tiny_config, compilation_cache_dir="/x/y").runner.compilation_cache_dir == "/x/y"
+
+
+def test_a_windowed_model_needs_its_window_and_a_chunk(tiny_config: ModelConfig) -> None:
+    """512 positions are 32 blocks; a window of 64 with chunks of 32 sees 95 positions, 7 blocks at worst."""
+    windowed = replace(tiny_config, sliding_window=64)
+    sizes = {"max_num_batched_tokens": 32, "max_num_seqs": 4}
+    assert config(tiny_config, **sizes).cache.num_blocks == 4 * 32 + 1
+    assert config(windowed, **sizes).cache.num_blocks == 4 * 7 + 1
+    assert config(replace(windowed, window_layers=(True, False)), **sizes).cache.num_blocks == 4 * 32 + 1
+    assert config(windowed, **sizes, kv_cache_memory_bytes=8 * BLOCK_BYTES).cache.num_blocks == 8
+    with pytest.raises(ValueError, match="max_model_len=512 needs 8, padding block included"):
+        config(windowed, **sizes, kv_cache_memory_bytes=7 * BLOCK_BYTES)

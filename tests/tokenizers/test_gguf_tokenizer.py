@@ -153,6 +153,11 @@ def test_sentencepiece_space_prefix(spm: sentencepiece.SentencePieceProcessor, s
         ({"tokenizer.ggml.merges": ["hello"]}, "tokenizer.ggml.merges"),
         ({"tokenizer.ggml.token_type": [1, 1]}, "tokenizer.ggml.token_type has 2 entries"),
         ({"tokenizer.ggml.eos_token_id": 400}, "tokenizer.ggml.eos_token_id=400"),
+        ({"tokenizer.ggml.eos_token_id": [1]}, r"tokenizer.ggml.eos_token_id=\[1\] is not a token id"),
+        ({"tokenizer.ggml.tokens": 7}, "tokenizer.ggml.tokens is no array of strings"),
+        ({"tokenizer.ggml.tokens": ["a", 7]}, "tokenizer.ggml.tokens is no array of strings"),
+        ({"tokenizer.ggml.merges": "a b"}, "tokenizer.ggml.merges is no array of strings"),
+        ({"tokenizer.ggml.token_type": ["x"] * 400}, "tokenizer.ggml.token_type is no array of numbers"),
     ],
 )
 def test_bad_metadata_is_refused_by_name(bpe_gguf: dict[str, Any], change: dict[str, Any], message: str) -> None:

@@ -108,7 +108,11 @@ def test_added_token_with_another_id_is_refused(bpe: tokenizers.Tokenizer, model
         {"added_tokens_decoder": {"x": {"content": "<s>"}}},
         {"added_tokens_decoder": {"5": {}}},
         {"added_tokens_decoder": {"5": None}},
+        {"added_tokens_decoder": {"5": {"content": 5}}},
+        {"added_tokens_decoder": {"-1": {"content": "<x>"}}},
+        {"added_tokens_decoder": {"5": {"content": ""}}},
         {"chat_template": [{"name": "default"}]},
+        {"chat_template": {"default": 1}},
     ],
 )
 def test_malformed_settings_name_the_file(bpe: tokenizers.Tokenizer, model_dir: ModelDir, config: Any) -> None:

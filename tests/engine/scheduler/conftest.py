@@ -30,12 +30,12 @@ def draw(history: list[int], request: Request, num_output: int) -> int:
     return token
 
 
-def generate_alone(request: Request, pool_tokens: int) -> tuple[list[int], str, int | None]:
+def generate_alone(request: Request, pool_tokens: int, window: int | None = None) -> tuple[list[int], str, int | None]:
     """Output ids, finish reason and stop reason of a request that has the machine to itself."""
     history = request.token_ids(0, request.num_known_tokens)
     output = list(request.output_token_ids)
     while True:
-        token = draw(history, request, len(output))
+        token = draw(history[-(window or len(history)) :], request, len(output))
         history.append(token)
         output.append(token)
         if token in request.eos_token_ids and len(output) > request.params.min_tokens:
@@ -47,8 +47,9 @@ def generate_alone(request: Request, pool_tokens: int) -> tuple[list[int], str, 
 
 
 class Device:
-    def __init__(self, config: SchedulerConfig, cache: CacheConfig) -> None:
+    def __init__(self, config: SchedulerConfig, cache: CacheConfig, window: int | None = None) -> None:
         self.config = config
+        self.window = window or 10**9
         self.block_size = cache.block_size
         self.pool: dict[tuple[int, int], tuple[int, str | None]] = {}
         self.last_token: dict[int, tuple[Request, int, int]] = {}
@@ -81,18 +82,22 @@ class Device:
         return [*request.token_ids(row.start, stop - 1), token]
 
     def result(self, row) -> RowResult:
-        request = row.request
-        if not row.samples:
+        """Reads all that the row's tokens see, and draws from what the last one sees."""
+        request, stop = row.request, row.start + row.num_tokens
+        if not row.samples and self.window > stop:
             return RowResult(None)
+        begin = max(0, row.start - self.window + 1)
         read = [
             self.pool[request.block_ids[position // self.block_size], position % self.block_size]
-            for position in range(row.start + row.num_tokens)
+            for position in range(begin, stop)
         ]
         history = [token for token, _ in read]
-        known = min(len(history), request.num_known_tokens)
-        assert history[:known] == request.token_ids(0, known), "a request reads what is not its own history"
+        known = request.token_ids(begin, min(stop, request.num_known_tokens))
+        assert history[: len(known)] == known, "a request reads what is not its own history"
         assert all(salt == request.cache_salt for _, salt in read), "a request reads what another salt has written"
-        token = draw(history, request, len(history) - request.num_prompt_tokens)
+        if not row.samples:
+            return RowResult(None)
+        token = draw(history[-self.window :], request, stop - request.num_prompt_tokens)
         self.last_token[request.slot] = (request, request.admission, token)
         return RowResult(token, finite=request.request_id not in self.poisoned)
 
@@ -112,7 +117,8 @@ class Device:
         assert sizes == sorted(sizes, key=lambda size: size > 1), "a decode comes after a prefill chunk"
         for row in rows:
             assert row.num_tokens >= 1
-            assert 0 not in row.request.block_ids
+            seen = max(0, row.start - self.window + 1) // self.block_size
+            assert not any(row.request.block_ids[:seen]) and 0 not in row.request.block_ids[seen:]
             scores = row.request.params.prompt_logprobs is not None
             left = max(0, row.request.num_prompt_tokens - 1 - row.start) if scores else 0
             assert row.num_scored == min(row.num_tokens, left)
@@ -132,12 +138,14 @@ class Simulation:
         policy: str = "fcfs",
         buckets: tuple[int, ...] = (),
         caching: bool = True,
+        window: int | None = None,
     ) -> None:
         config = SchedulerConfig(num_seqs, num_batched, 10_000, policy, buckets)
         cache = CacheConfig(block_size, num_blocks + 1, enable_prefix_caching=caching)
-        self.scheduler = Scheduler(config, cache)
-        self.device = Device(config, cache)
+        self.scheduler = Scheduler(config, cache, window)
+        self.device = Device(config, cache, window)
         self.run_ahead = run_ahead
+        self.window = window
         self.pool_tokens = num_blocks * block_size
         self.pending: tuple[StepPlan, StepResult] | None = None
         self.requests: dict[str, Request] = {}
@@ -187,7 +195,8 @@ class Simulation:
         return self.scheduler.fork(source, request)
 
     def expect(self, request: Request) -> None:
-        self.expected[request.request_id] = generate_alone(request, self.pool_tokens)
+        pool_tokens = self.pool_tokens if self.window is None else self.scheduler.capacity.bound(10**6) - 1
+        self.expected[request.request_id] = generate_alone(request, pool_tokens, self.window)
         self.live.append(request)
         self.requests[request.request_id] = request
 

@@ -34,10 +34,10 @@ class TestPoolLimits:
     def test_a_prompt_that_can_never_fit_is_refused_with_numbers(self, simulation):
         sim = simulation(num_blocks=8, block_size=16)
         with pytest.raises(ValueError, match=r"200 tokens needs 13 KV blocks of 16 .* has 8 .*num_gpu_blocks_override"):
-            sim.scheduler.check_fits(200)
+            sim.scheduler.capacity.check_fits(200)
         with pytest.raises(ValueError, match="needs 13 KV blocks"):
             sim.scheduler.add(new_request("long", 200, 300))
-        sim.scheduler.check_fits(128)
+        sim.scheduler.capacity.check_fits(128)
         for _ in range(3):
             sim.add(5, 4)
         sim.run()

@@ -16,6 +16,7 @@ SHAPES = st.fixed_dictionaries(
         "policy": st.sampled_from(["fcfs", "priority"]),
         "buckets": st.sampled_from([(), (1, 2, 4, 8, 16, 32, 64), (8, 40)]),
         "caching": st.booleans(),
+        "window": st.sampled_from([None, None, 1, 3, 8, 13]),
     }
 )
 

@@ -1,0 +1,120 @@
+"""`jaxinfer eval`: what a number format does to a model's predictions."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from jaxinfer.cli.engine_options import add_engine_options, engine_args
+from jaxinfer.cli.human_int import human_int
+
+DESCRIPTION = """\
+Prints a model's perplexity on a text: the exponential of the mean negative log-probability of its tokens. The text is
+cut into windows that do not see each other, and every token but a window's first is scored by the engine, through the
+KV cache, as prompt_logprobs does.
+
+--compare measures a quantised KV cache against an unquantised one: how far each token's log-probability moves (mean and
+maximum, in nats), at how many places the same token is the most probable, and which layers lose most, by the relative
+error of a layer's attention output when the cache of that layer alone is quantised (on the first 2048 tokens of the
+first window).
+"""
+COMPARED = ("int8", "fp8_e4m3", "fp8_e5m2", "int4")
+SIZES = ("max_num_seqs", "kv_cache_memory_bytes", "num_gpu_blocks_override", "enforce_eager", "max_logprobs")
+"""What the evaluation chooses itself."""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "eval",
+        help="measure perplexity on a text, and what a quantised KV cache costs",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="text in UTF-8")
+    parser.add_argument(
+        "--window",
+        type=human_int,
+        metavar="N",
+        help="tokens of a window. Default: max_model_len less one, the longest prompt the model takes.",
+    )
+    parser.add_argument(
+        "--kv-cache-dtype",
+        nargs="+",
+        metavar="DTYPE",
+        help="one or more KV cache dtypes: int8, fp8, fp8_e5m2, int4, float32, bfloat16, float16. Default: that of the "
+        f"activations; with --compare {', '.join(COMPARED)}, as far as the device can do them.",
+    )
+    parser.add_argument("--compare", action="store_true", help="against the unquantised cache, too")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--output-json", type=Path, metavar="FILE", help="write that JSON object to a file, too")
+    add_engine_options(parser, without=("kv_cache_dtype", *SIZES))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Returns 0."""
+    args = engine_args(arguments)
+
+    from jaxinfer.evaluation.evaluate import evaluate
+    from jaxinfer.evaluation.subject import Subject
+    from jaxinfer.evaluation.windows import text_windows
+    from jaxinfer.progress_bar import ProgressBar
+    from jaxinfer.startup.kv_dtype import named_kv_cache_dtype
+
+    kv_dtypes = [named_kv_cache_dtype(name) for name in arguments.kv_cache_dtype or ()]
+    text = arguments.text.read_text(encoding="utf-8")
+    if arguments.output_json is not None:
+        arguments.output_json.touch()  # a path that cannot be written is better known before the run
+    subject = Subject.find(args)
+    windows = text_windows(subject.tokenizer, text, subject.window(arguments.window))
+    kv_dtypes = _chosen(kv_dtypes, subject.dtype, arguments.compare)
+    with ProgressBar(
+        total=len(windows) * (len(kv_dtypes) + arguments.compare),
+        unit="window",
+        dynamic_ncols=True,
+        disable=not sys.stderr.isatty(),
+    ) as bar:
+
+        def progress(kv_dtype: str, output: object) -> None:
+            bar.set_description(f"KV cache {kv_dtype}", refresh=False)
+            bar.update()
+
+        params = subject.load()
+        report = evaluate(
+            args,
+            subject.config,
+            params,
+            subject.dtype,
+            windows,
+            kv_dtypes,
+            compare=arguments.compare,
+            on_window=progress,
+        )
+    values = {"model": str(args.model), "text": str(arguments.text), **report.as_dict()}
+    document = json.dumps(values, indent=None if arguments.json else 2)
+    if arguments.output_json is not None:
+        arguments.output_json.write_text(document + "\n", encoding="utf-8")
+    print(document if arguments.json else report.as_text())
+    return 0
+
+
+def _chosen(given: list[str], dtype: str, compare: bool) -> list[str]:
+    """The dtypes to measure, each once; of those that nobody asked for by name the ones the device can do."""
+    from jaxinfer.runner.kv_support import require_kv_dtype
+
+    if not given and not compare:
+        return [dtype]
+    chosen = []
+    for name in given or COMPARED:
+        try:
+            require_kv_dtype(name)
+        except ValueError as error:
+            if given:
+                raise
+            print(f"left out: {error}", file=sys.stderr)
+            continue
+        chosen.append(dtype if name == "auto" else name)
+    return list(dict.fromkeys(name for name in chosen if not (compare and name == dtype)))

@@ -1,0 +1,1 @@
+"""Measuring what a change of number format does to a model's predictions."""

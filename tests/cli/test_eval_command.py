@@ -1,0 +1,54 @@
+"""jaxinfer eval."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def words(scripted_checkpoint: Callable[..., Path], tmp_path: Path) -> list[str]:
+    """A model that is sure of the alphabet's next letter, and a text with one surprise."""
+    (tmp_path / "text").write_text("abcdefgabc")
+    model = scripted_checkpoint([*b"abcdefg", *b"a"])
+    engine = ["--max-num-batched-tokens", "8", "--max-model-len", "64"]
+    return ["eval", "--model", str(model), "--text", str(tmp_path / "text"), *engine]
+
+
+def test_comparison_as_json_and_as_a_table(jaxinfer: Any, words: list[str], tmp_path: Path) -> None:
+    options = ["--window", "5", "--compare", "--kv-cache-dtype", "fp8", "--json"]
+    assert jaxinfer(*words, *options, "--output-json", tmp_path / "report.json") == 0
+    (report,) = jaxinfer.json_lines()
+    assert json.loads((tmp_path / "report.json").read_text()) == report
+    assert (report["window"], report["num_windows"], report["num_scored"], report["dtype"]) == (5, 2, 8, "float32")
+    assert [result["kv_cache_dtype"] for result in report["results"]] == ["float32", "fp8_e4m3"]
+    for result in report["results"]:
+        assert 1 <= result["perplexity"] < 1.01  # every letter follows from the one before it
+    # All keys and values are zero, and so they stay.
+    difference = report["results"][1]["difference"]
+    assert difference["mean_abs_delta_logprob"] == 0 and difference["same_top1"] == 1
+    assert difference["worst_layers"] == [{"layer": 0, "attention_error": 0}]
+
+
+def test_one_dtype_as_text(jaxinfer: Any, words: list[str]) -> None:
+    assert jaxinfer(*words, "--kv-cache-dtype", "int8") == 0
+    first, _, header, row = jaxinfer.stdout.splitlines()
+    assert first == "9 tokens scored in windows of 10 (1), activations in float32"
+    assert header.split()[:2] == ["KV", "cache"] and row.split()[:2] == ["int8", "1.0000"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--window", "64"], "window=64 exceeds the 63 tokens"),
+        (["--window", "1"], "window=1 leaves no token"),
+        (["--kv-cache-dtype", "int3"], "kv_cache_dtype='int3' is not supported"),
+        (["--text", "/nowhere"], "/nowhere"),
+        (["--skip-tokenizer-init"], "skip_tokenizer_init=True"),
+    ],
+)
+def test_what_is_refused(jaxinfer: Any, words: list[str], options: list[str], message: str) -> None:
+    assert jaxinfer(*words, *options) == 2
+    assert message in jaxinfer.stderr

@@ -1,0 +1,89 @@
+"""What the planner's formulas say of a GPU's memory, against XLA's own numbers; a few layers of each model."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.planning import PRESETS, recommend_config
+from jaxinfer.planning.deviceless import gpu_target
+from jaxinfer.planning.memory_plan import MemoryPlan
+from jaxinfer.planning.step_memory import step_memory
+from jaxinfer.runner.compiled_plan import CompiledPlan, compile_plan
+from jaxinfer.runner.deviceless_step import compile_step
+from jaxinfer.runner.inputs import StepSpec
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def layers(name: str, count: int) -> ModelConfig:
+    """The first layers of a preset."""
+    model = PRESETS[name]
+    windows = model.window_layers
+    return replace(model, num_hidden_layers=count, window_layers=windows and windows[:count])
+
+
+def both(gpu: str, model: ModelConfig, concurrency: int, **options: Any) -> tuple[MemoryPlan, CompiledPlan]:
+    found = recommend_config(gpu, model, concurrency, **({"quant": "fp16", "kv_cache_dtype": "auto"} | options))
+    assert found.plan is not None, found.error
+    return found.plan, compile_plan(found.plan, found.gpu)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "concurrency", "options"),
+    [
+        ("h200", layers("llama-3-8b", 2), 64, {"context": 8192}),
+        ("a100-80g", layers("qwen2.5-7b", 2), 256, {"tp": 2, "context": 32768, "kv_cache_dtype": "int8"}),
+    ],
+    ids=["llama-3-8b", "qwen2.5-7b on two, int8"],
+)
+def test_formulas_agree_with_xla(gpu: str, model: ModelConfig, concurrency: int, options: dict[str, Any]) -> None:
+    plan, compiled = both(gpu, model, concurrency, **options)
+    print(plan.weights, plan.kv_cache, plan.step, compiled)
+    assert plan.total == pytest.approx(compiled.total, rel=0.03)
+    assert compiled.weights == pytest.approx(plan.weights, rel=1e-4)
+    assert compiled.kv_cache == plan.kv_cache
+    # Not only because the cache is most of it.
+    assert plan.total - plan.kv_cache == pytest.approx(compiled.total - compiled.kv_cache, rel=0.03)
+    # The engine sizes its pool by these: too little would end in an allocation that fails.
+    assert 0.95 * compiled.scratch < plan.step.scratch + plan.step.inputs < 1.25 * compiled.scratch
+    if not options.get("tp"):
+        assert (compiled.command_buffers, compiled.launches_outside_graphs) == (1, 0)
+        assert compiled.launches > compiled.launches_a_layer * model.num_hidden_layers > 0
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "num_tokens", "num_rows", "sampler"),
+    [
+        ("l4", layers("mixtral-8x7b", 1), 2048, 16, False),
+        ("h200", layers("gpt2", 1), 4096, 64, True),
+        ("b200", layers("gemma-2-9b", 1), 2048, 16, False),
+    ],
+    ids=["experts on l4", "odd vocabulary on h200", "norms behind layers on b200"],
+)
+def test_scratch_of_other_shapes(gpu: str, model: ModelConfig, num_tokens: int, num_rows: int, sampler: bool) -> None:
+    """The formula bounds the largest step of shapes in which something else is widest, and not by much."""
+    spec = StepSpec(num_tokens, num_rows, 64, sampler)
+    report = compile_step(gpu_target(gpu), model, spec, num_pages=64).report
+    memory = step_memory(model, num_tokens=num_tokens, num_rows=num_rows, table_width=64)
+    print(report.temp_bytes / 2**20, memory.scratch / 2**20)
+    assert 0.97 * report.temp_bytes <= memory.scratch + memory.inputs <= 1.25 * report.temp_bytes
+
+
+def test_quantised_weights_cannot_be_compiled_yet(tiny_config: ModelConfig) -> None:
+    with pytest.raises(ValueError, match="quant='awq' cannot be compiled"):
+        both("l4", tiny_config, 8, quant="awq")
+
+
+def test_the_command() -> None:
+    words = [sys.executable, "-m", "jaxinfer", "plan", str(DATA / "tiny_llama"), "--gpu", "h100", "--compile"]
+    environment = {key: value for key, value in os.environ.items() if key != "JAX_PLATFORMS"}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("each GPU")[1].split()[:2] == ["formulas", "compiled"]
+    assert "in 1 CUDA graphs, 0 outside; the formulas are off by" in done.stdout
