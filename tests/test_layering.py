@@ -44,7 +44,7 @@ ALLOWED = {
     }
     | {"startup"},
     "cli": {"foundation", "models", "engine", "runner", "checkpoint", "planning", "tokenizers", "startup", "serving"}
-    | {"front", "openai", "bench", "evaluation"},
+    | {"quant", "front", "openai", "bench", "evaluation"},
 }
 HOST_ONLY = [
     *sorted((ROOT / "jaxinfer/engine").glob("*.py")),

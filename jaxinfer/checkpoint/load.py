@@ -70,9 +70,8 @@ def load_params(
     from jaxinfer.checkpoint.quantised import read_quantised
 
     targets = leaf_targets(device, leaf_shapes(checkpoint.model_config, dtype))
-    with ProgressBar(
-        total=stored_bytes(checkpoint), desc="Loading weights", unit="B", unit_scale=True, disable=not progress
-    ) as bar:
+    what = "Loading weights" if plan is None else f"Loading weights as {plan.method}"
+    with ProgressBar(total=stored_bytes(checkpoint), desc=what, unit="B", unit_scale=True, disable=not progress) as bar:
         # Waiting keeps a second host copy from piling up behind a slow transfer.
         arrays = {
             name: jax.block_until_ready(jax.device_put(host, targets[name]))

@@ -25,8 +25,8 @@ def match_params(params: Params, config: ModelConfig, dtype: str, plan: QuantPla
         plan: which parameters are quantised, and how; None for none.
 
     Raises:
-        ValueError: a leaf is missing, too many, of another shape, dtype or format, deleted, on several devices, or to be
-            quantised and not finite; it is named.
+        ValueError: a leaf is missing, too many, of another shape, dtype or format, deleted, on several devices, or to
+            be quantised and not finite; it is named.
     """
     if isinstance(params, Mapping) and set(params) == {"params"}:
         raise ValueError("params has the single entry 'params'; pass variables['params'], the parameters themselves")

@@ -17,7 +17,9 @@ from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.errors import EngineDeadError
 from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.decoder import param_shapes
 from jaxinfer.quant.plan import QuantPlan
+from jaxinfer.quant.summary import format_lines, summarise_plan
 from jaxinfer.runner.compile_cache import enable_compile_cache
 from jaxinfer.runner.runner import ModelRunner
 from jaxinfer.startup.args import EngineArgs
@@ -123,6 +125,9 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
         jax.default_backend(),
     )
     config, weights = _config_and_params(args, model, checkpoint, params, plan)
+    if plan is not None:
+        facts = summarise_plan(plan, param_shapes(config.model, config.runner.dtype))
+        logger.info("weights as %s: %s", plan.method, format_lines(facts))
     if config.runner.compilation_cache_dir is not None:
         enable_compile_cache(config.runner.compilation_cache_dir)
     runner = ModelRunner(config, weights)

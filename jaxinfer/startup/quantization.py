@@ -36,8 +36,8 @@ class QuantOptions:
 
     Args:
         group_size: neighbouring inputs of a channel that share a scale in "int4", "nf4" and "fp4": one of
-            `GROUP_SIZES`, -1 for all of a channel. 128 for "int4" and 64 for the others where it is None. A matrix whose
-            channels it does not divide takes the next smaller power of two that does, or else int8.
+            `GROUP_SIZES`, -1 for all of a channel. Where it is None, 128 for "int4" and 64 for the others. A matrix
+            whose channels it does not divide takes the next smaller power of two that does, or else int8.
         symmetric: of "int4": False stores a zero point for each group as well.
         double_quant: of "nf4" and "fp4": whether the scales are quantised to 8 bits.
         quantize_head: whether the output head is stored in 8 bits, and with it the embedding that it is tied to; where
