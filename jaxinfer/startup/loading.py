@@ -205,7 +205,7 @@ def _config_and_params(
     if params is not None:
         dtype = dtype_of_params(params) if args.dtype == "auto" else args.dtype
         params = match_params(params, model, dtype, plan)
-        return engine_config(args, model, dtype, loaded=params, plan=plan), params
+        return engine_config(args, model, dtype, loaded=params), params
     assert checkpoint is not None
     dtype = resolve_dtype(args.dtype, checkpoint.dtype, jax.default_backend())
     config = engine_config(args, model, dtype, loaded=None, plan=plan)

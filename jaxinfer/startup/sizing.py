@@ -47,7 +47,7 @@ def engine_config(
         model: the architecture.
         dtype: dtype name of parameters and activations.
         loaded: live parameters that are in the device's memory already; None when they will be loaded.
-        plan: which parameters are quantised, and how; None for none.
+        plan: which of the parameters that will be loaded are quantised, and how; None for none.
 
     Raises:
         ValueError: a request of `max_model_len` tokens cannot fit, sizes contradict each other, or the device cannot
@@ -66,7 +66,8 @@ def engine_config(
         policy="priority" if args.scheduling_policy == "priority" else "fcfs",
         token_buckets=token_buckets(max_num_seqs, max_num_batched_tokens),
     )
-    weights = tree_bytes(jax.tree.leaves(param_shapes(model, jax.numpy.dtype(dtype), plan)))
+    shapes = param_shapes(model, jax.numpy.dtype(dtype), plan) if loaded is None else loaded
+    weights = tree_bytes(jax.tree.leaves(shapes))
     free = memory.free + (weights if loaded is not None else 0)
     budget = DeviceBudget(
         total_bytes=memory.total,
