@@ -88,7 +88,7 @@ def test_it_reads_as_a_mapping_and_says_why() -> None:
     assert memory["total"] <= memory["budget"] < memory["device"] == GPU_SPECS["h200"].memory_bytes
     assert memory["weights"] == 2 * 8_030_261_248
     assert memory["kv_cache"] == plan["num_blocks"] * 16 * 131_072
-    assert any("16.1 GB of the 139.3 GB" in reason for reason in plan["reasons"])
+    assert any("16.1 GB of the 138.1 GB" in reason for reason in plan["reasons"])
     with pytest.raises(KeyError):
         plan["nothing"]
 
