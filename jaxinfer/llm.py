@@ -163,8 +163,8 @@ class LLM:
 
         The rule is that of transformers' `generate(num_beams=..., early_stopping=False)`; see
         `jaxinfer.engine.beam_search.BeamSearch`. All prompts' beams run together, and those of a prompt share the keys
-        and values of what they have in common. Under sampling parameters there is no penalty, bias or processor:
-        sequences are scored by the model's own log-probabilities.
+        and values of what they have in common. No penalty, bias or custom processor applies: sequences are scored by
+        the model's own log-probabilities.
 
         Args:
             prompts: as for `generate`.

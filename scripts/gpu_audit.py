@@ -30,7 +30,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # for the processes of --a
 from jaxinfer.planning.gpu_specs import GPU_SPECS  # noqa: E402
 from scripts.gpu_audits.models import MODELS, model_named  # noqa: E402
 
-OPERATIONS = ("paged_attention", "flash_attention", "rope_kv_write", "kv_write", "block_copy", "norm_gated_matmul")
+OPERATIONS = (
+    *("paged_attention", "flash_attention", "rope_kv_write", "kv_write", "block_copy"),
+    *("norm_gated_matmul", "quantized_matmul"),
+)
 MATRIX_GPUS = ("a100-80g", "rtx4090", "h100", "h200")
 
 

@@ -4,10 +4,10 @@
     PYTHONPATH=. python scripts/tune_kernels.py                          # head dim 128, everything
     PYTHONPATH=. python scripts/tune_kernels.py --kernel decode --head-dim 64 --head-dim 128 --budget 300
 
-The tables are `measured.py` in the folders of paged_attention and flash_attention; --out DIR, by default $OUT where
-that is set, gets copies of them instead. A candidate counts when its numbers are right, and replaces the choice of
-`config.py` when it is at least 2 % faster. A table is written after each search, so that a run that is cut off leaves
-what it found. Without an NVIDIA GPU there is nothing to measure, and the script says so (exit status 2);
+The tables are `measured.py` in the folders of paged_attention, flash_attention and quantized_matmul; --out DIR, by
+default $OUT where that is set, gets copies of them instead. A candidate counts when its numbers are right, and replaces
+the choice of `config.py` when it is at least 2 % faster. A table is written after each search, so that a run that is
+cut off leaves what it found. Without an NVIDIA GPU there is nothing to measure, and the script says so (exit status 2);
 `--rehearse` goes through the motions with tiny shapes and interpreted kernels, and needs --out.
 """
 
@@ -25,7 +25,7 @@ from unittest import mock
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
-KERNELS = ("decode", "split", "prefill", "flash")
+KERNELS = ("decode", "split", "prefill", "flash", "quantized")
 GAIN = 0.98
 """A candidate's time over that of the choice without it must be below this."""
 

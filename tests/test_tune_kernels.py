@@ -129,7 +129,7 @@ def test_the_kernels_take_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(paged, "TILES", {(H200.kind, 16, 128, "int8"): (16, 32, 2, 4, True)})
     monkeypatch.setattr(paged, "PIECES", {H200.kind: (8, 1024)})
     monkeypatch.setattr(flash, "DQ", {(H200.kind, 128): (16, 32, 2, 4)})
-    sizes = {"block_m": 16, "head_dim": 128, "dtype": "bfloat16"}
+    sizes = {"block_m": 16, "group": 4, "head_dim": 128, "dtype": "bfloat16"}
     assert tile_config(H200, pages_dtype="int8", **sizes) == TileConfig(16, 32, 2, 4, True)
     assert tile_config(H200, pages_dtype="uint8", **sizes) != TileConfig(16, 32, 2, 4, True)
     policy = split_policy(H200, num_tokens=4, num_rows=4, group=4, num_kv_heads=8, head_dim=128)

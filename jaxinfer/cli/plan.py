@@ -47,7 +47,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--num-gpus", help="GPUs there are; by default as many as it takes, up to eight", **size)
     parser.add_argument("--tp", help="split the layers over exactly so many GPUs", **size)
     parser.add_argument("--context", help="tokens of the longest request, such as 32k (4096)", **size)
-    parser.add_argument("--mean-context", help="tokens a running request holds on average (a quarter)", **size)
+    parser.add_argument("--mean-context", help="tokens of a running request on average (a third)", **size)
     parser.add_argument("--concurrency", default=64, help="requests at the same time (64)", **size)
     parser.add_argument("--quant", help="fp16, fp8, int8, awq, gptq, int4 or nf4; by default chosen")
     parser.add_argument("--kv-cache-dtype", metavar="DTYPE", help="auto, int8, fp8 or int4; by default chosen")

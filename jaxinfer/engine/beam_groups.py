@@ -190,7 +190,7 @@ class BeamGroups:
             token_ids=ids,
             cumulative_logprob=beam.cum_logprob,
             logprobs=[self._logprobs(step) for step in path],
-            finish_reason="stop" if beam.ends else reason or "length",
+            finish_reason=reason or ("stop" if beam.ends else "length"),
             stop_reason=None,
         )
 

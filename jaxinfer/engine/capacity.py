@@ -47,6 +47,9 @@ class Capacity:
             num_computed: tokens it has computed.
             num_entries: entries of its block table.
         """
+        missing = max(0, -(-num_tokens // self._sight.block_size) - num_entries)
+        if self._sight.window is None or not missing:
+            return missing
         held = num_entries - min(num_entries, self._sight.num_hidden(num_computed))
         most = min(self._sight.most_blocks(num_tokens, self._chunk), self._num_blocks)
-        return max(0, min(-(-num_tokens // self._sight.block_size) - num_entries, most - held))
+        return max(0, min(missing, most - held))

@@ -258,7 +258,8 @@ class Scheduler:
         if not rows:
             return None
         for request in decodes:
-            self._reuse.publish(request, request.num_computed_tokens)
+            if request.num_computed_tokens % self._block_size == 0:
+                self._reuse.publish(request, request.num_computed_tokens)
         self._admission.release_followers(rows)
         num_tokens = len(decodes) + sum(share for _, share in placed)
         self._num_steps += 1
@@ -287,13 +288,13 @@ class Scheduler:
             request = row.request
             if request.status is RequestStatus.FINISHED:
                 continue
-            if row.samples:
-                request.num_inflight -= 1
-                if row_result.finite:
-                    request.output_token_ids.append(row_result.drawn)
-                    self._reuse.publish(request, request.num_computed_tokens)
+            request.num_inflight -= row.samples
             if not row_result.finite:
                 self._reuse.withdraw(request)
+            elif row.samples:
+                request.output_token_ids.append(row_result.drawn)
+                if request.num_known_tokens % self._block_size == 0:
+                    self._reuse.publish(request, request.num_computed_tokens)
             accepted.append((request, row_result))
         done = self._uncommitted.popleft()
         self._waste.record(done.num_slots, done.num_tokens, result.device_seconds)

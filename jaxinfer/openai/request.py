@@ -1,7 +1,7 @@
 """Request bodies of /v1/chat/completions and /v1/completions: checked, and turned into prompts and SamplingParams."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxinfer.engine.sampling_params import RequestOutputKind, SamplingParams
@@ -25,8 +25,8 @@ SAMPLING = frozenset(
 """Fields that are SamplingParams' own (`logprobs` of a chat apart)."""
 TEMPLATE = frozenset(("chat_template", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"))
 FIELDS: Mapping[str, frozenset[str]] = {
-    CHAT: SAMPLING | TEMPLATE | {"messages", "max_completion_tokens", "top_logprobs"},
-    COMPLETIONS: SAMPLING | {"prompt"},
+    CHAT: SAMPLING | TEMPLATE | {"messages", "max_completion_tokens", "top_logprobs", "cache_salt"},
+    COMPLETIONS: SAMPLING | {"prompt", "cache_salt"},
 }
 ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
@@ -94,14 +94,9 @@ class RequestReader:
         self._check_fields(url, body)
         given = {name: value for name, value in body.items() if value is not None}
         params = self._sampling_params(url, given)
-        if url == CHAT:
-            return ApiRequest(url, [self._conversation(given)], params)
-        if "prompt" not in given:
-            raise ValueError("prompt is missing: give a text, a list of token ids, or a list of those")
-        prompts = [tokenize_prompt(prompt, self._tokenizer) for prompt in prompt_list(given["prompt"])]
-        if not prompts:
-            raise ValueError("prompt=[] holds no prompt; give at least one")
-        return ApiRequest(url, prompts, params)
+        prompts = [self._conversation(given)] if url == CHAT else self._prompts(given)
+        salt = given.get("cache_salt")
+        return ApiRequest(url, [replace(prompt, cache_salt=salt) for prompt in prompts], params)
 
     def _check_fields(self, url: str, body: Mapping[str, Any]) -> None:
         for name, value in body.items():
@@ -123,6 +118,14 @@ class RequestReader:
             values["logprobs"] = _chat_logprobs(given)
             values["max_tokens"] = _chat_max_tokens(given, values["max_tokens"])
         return SamplingParams(**values, output_kind=RequestOutputKind.FINAL_ONLY)
+
+    def _prompts(self, given: Mapping[str, Any]) -> list[TokenizedPrompt]:
+        if "prompt" not in given:
+            raise ValueError("prompt is missing: give a text, a list of token ids, or a list of those")
+        prompts = [tokenize_prompt(prompt, self._tokenizer) for prompt in prompt_list(given["prompt"])]
+        if not prompts:
+            raise ValueError("prompt=[] holds no prompt; give at least one")
+        return prompts
 
     def _conversation(self, given: Mapping[str, Any]) -> TokenizedPrompt:
         messages = given.get("messages")

@@ -13,7 +13,7 @@ class GPUSpec:
         device_name: as the driver reports it.
         compute_capability: (major, minor).
         num_sms: streaming multiprocessors.
-        memory_bytes: device memory.
+        memory_bytes: device memory as CUDA shows it, which is a little less than nvidia-smi and the data sheet say.
         memory_bandwidth: bytes per second.
         l2_bytes: L2 cache.
         shared_memory_per_sm, shared_memory_per_block: bytes; the latter is what a kernel can opt in to.
@@ -110,7 +110,7 @@ _B200 = GPUSpec(
     device_name="NVIDIA B200",
     compute_capability=(10, 0),
     num_sms=148,
-    memory_bytes=183_359 << 20,
+    memory_bytes=182_642 << 20,
     memory_bandwidth=7700e9,
     l2_bytes=126 << 20,
     shared_memory_per_sm=228 << 10,
@@ -125,12 +125,12 @@ _B200 = GPUSpec(
 GPU_SPECS: Mapping[str, GPUSpec] = MappingProxyType(
     {
         "a100-40g": _a100("NVIDIA A100-SXM4-40GB", 42_505_273_344, 1555e9),
-        "a100-80g": _a100("NVIDIA A100-SXM4-80GB", 80 << 30, 2039e9),
-        "rtx4090": _ada("NVIDIA GeForce RTX 4090", 128, 25_757_220_864, 1008e9, 72, 2.52, 165e12, 661e12),
-        "l4": _ada("NVIDIA L4", 58, 23_034 << 20, 300e9, 48, 2.04, 121e12, 242e12),
-        "l40s": _ada("NVIDIA L40S", 142, 46_068 << 20, 864e9, 96, 2.52, 362e12, 733e12),
+        "a100-80g": _a100("NVIDIA A100-SXM4-80GB", 81_050 << 20, 2039e9),
+        "rtx4090": _ada("NVIDIA GeForce RTX 4090", 128, 24_207 << 20, 1008e9, 72, 2.52, 165e12, 661e12),
+        "l4": _ada("NVIDIA L4", 58, 22_559 << 20, 300e9, 48, 2.04, 121e12, 242e12),
+        "l40s": _ada("NVIDIA L40S", 142, 45_455 << 20, 864e9, 96, 2.52, 362e12, 733e12),
         "h100": _hopper("NVIDIA H100 80GB HBM3", 84_942_979_072, 3352e9),
-        "h200": _hopper("NVIDIA H200", 151_397_597_184, 4800e9),
+        "h200": _hopper("NVIDIA H200", 143_155 << 20, 4800e9),
         "b200": _B200,
     }
 )

@@ -10,7 +10,7 @@ from jaxinfer.planning.gpu_specs import GPUSpec
 from jaxinfer.planning.memory import DeviceBudget, blocks_for, held_tokens
 from jaxinfer.planning.step_memory import StepMemory, step_memory
 
-TYPICAL_SHARE = 4
+TYPICAL_SHARE = 3
 """Of many running requests, one holds one part in this many of the longest context on average."""
 
 
@@ -26,7 +26,7 @@ class Setting:
         tp: GPUs that the layers are split over.
         quant: format of the weights, see `jaxinfer.planning.formulas.WEIGHT_FORMATS`.
         kv_dtype: of the KV cache.
-        mean_context: tokens that a running request holds on average; None for a quarter of `context`.
+        mean_context: tokens that a running request holds on average; None for a third of `context`.
         max_num_batched_tokens: tokens of a step.
         block_size: tokens of a block.
         utilization: share of the card's memory that may be used.

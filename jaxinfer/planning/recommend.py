@@ -41,7 +41,7 @@ def recommend_config(
     Of the ways in which at least one request of the whole context fits, it takes those on the fewest GPUs (where their
     number is given: on any), then the least lossy weights and cache that hold all the requests; if none does, those
     that hold most. Weights that leave next to no room, and then 4-bit caches, are for where nothing else fits. What
-    requests need is `jaxinfer.planning.memory_plan.needed_blocks`: one the whole context, many a quarter on average.
+    requests need is `jaxinfer.planning.memory_plan.needed_blocks`: one the whole context, many a third on average.
 
     Args:
         gpu: "A100 80G", "4090 24G", "h200", "2x L40S", ... (A100 40G and 80G, RTX 4090, L4, L40S, H100, H200, B200).
@@ -52,7 +52,7 @@ def recommend_config(
         tp: GPUs to split the layers over, exactly.
         quant: format of the weights ("fp16", "fp8", "int8", "awq", "gptq", "int4", "nf4"), None for a choice.
         kv_cache_dtype: "auto" (16 bits), "int8", "fp8", "fp8_e5m2", "int4"; None for a choice.
-        mean_context: tokens that a running request holds on average; None is a quarter of `context`.
+        mean_context: tokens that a running request holds on average; None is a third of `context`.
         max_num_batched_tokens: tokens of a step. From a few hundred on products are bound by arithmetic; more than that
             takes memory and gives no speed.
         block_size: tokens of a block of the cache.

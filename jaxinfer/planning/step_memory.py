@@ -58,7 +58,6 @@ def step_memory(
         inputs=2 * 4 * (4 * num_tokens + num_rows * (table_width + 32)),
         scratch=max(
             _layer_scratch(model, num_tokens, tp) * itemsize + WORKSPACE_BYTES,
-            _padded_head(model) * itemsize + WORKSPACE_BYTES,
             SAMPLER_COPIES * logits + (logits // 2 if tp > 1 else 0),  # split, they are written once more in 16 bits
         ),
     )
@@ -66,7 +65,7 @@ def step_memory(
 
 def _layer_scratch(model: ModelConfig, num_tokens: int, tp: int) -> int:
     """Values held at the peak of a layer: the residual stream with attention's queries, keys and values twice over, or
-    with the feed-forward's gate, up and product."""
+    with the feed-forward's gate, up and product (without a gate: its hidden layer and its result)."""
     width = model.hidden_size
     # Summed over the devices into another buffer; with norms behind the layers the sum waits for the norm.
     residual = width * (1 + (tp > 1) + 2 * model.post_norms)
@@ -74,7 +73,8 @@ def _layer_scratch(model: ModelConfig, num_tokens: int, tp: int) -> int:
     keys = model.num_key_value_heads * model.head_dim // tp
     attention = residual + 3 * queries + 2 * keys
     ffn = model.shared_expert_intermediate_size if model.num_experts else model.intermediate_size
-    dense = residual + -(-ffn // tp) * (3 if model.mlp_gated else 2)
+    channels = -(-ffn // tp)
+    dense = residual + (3 * channels if model.mlp_gated else channels + width)
     peak = num_tokens * max(attention, dense)
     if not model.num_experts:
         return peak
@@ -85,9 +85,3 @@ def _layer_scratch(model: ModelConfig, num_tokens: int, tp: int) -> int:
         slices += 1
     experts = 3 * hidden * (num_tokens // slices) // (2 * tp) + 3 * num_tokens * width
     return max(peak, experts)
-
-
-def _padded_head(model: ModelConfig) -> int:
-    """Values of the copy of the head's matrix that XLA makes where the vocabulary is no multiple of 8."""
-    padded = -(-model.vocab_size // 8) * 8
-    return 0 if padded == model.vocab_size else padded * model.hidden_size

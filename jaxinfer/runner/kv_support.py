@@ -1,11 +1,15 @@
 """What the device can do with a KV cache, as the kernels say it."""
 
+import math
+
 from jaxinfer.cache.paged import kv_cache_shapes
 from jaxinfer.config import EngineConfig
 from pallas_kernels.dispatch import current_device
 from pallas_kernels.triton_call import check_addressable
 
 E4M3_CAPABILITY = (8, 9)
+MOST_CODES = 1 << 31
+"""Bytes of codes in a layer up to which the kernels address all of them."""
 
 
 def require_kv_dtype(dtype: str) -> None:
@@ -28,13 +32,14 @@ def require_kv_dtype(dtype: str) -> None:
 
 def slow_pool(config: EngineConfig) -> str | None:
     """Why the kernels of the current GPU cannot write and copy this engine's pool, which XLA then does in more
-    launches; None if they can, and where there are no kernels."""
+    launches, and in how many blocks they could; None if they can, and where there are no kernels."""
     if current_device().platform != "gpu":
         return None
     cache = config.cache
-    try:
-        for layer in kv_cache_shapes(config.model, cache.num_blocks, cache.block_size, config.kv_dtype):
+    for layer in kv_cache_shapes(config.model, cache.num_blocks, cache.block_size, config.kv_dtype):
+        try:
             check_addressable(layer.pages)
-    except NotImplementedError as error:
-        return str(error)
+        except NotImplementedError as error:
+            most = MOST_CODES // math.prod(layer.pages.shape[1:]) - 1  # block 0 is for padding
+            return f"{error}; up to num_gpu_blocks_override={most} the kernel does it"
     return None

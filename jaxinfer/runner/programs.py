@@ -30,7 +30,9 @@ GPU_OPTIONS: Mapping[str, bool | int | str] = MappingProxyType(
         "xla_gpu_graph_min_graph_size": 1,
         # A pool that fills the GPU makes XLA save scratch memory, of which a step needs little, by computing RoPE's
         # angles again in every layer: one launch a layer more.
-        "xla_disable_hlo_passes": "rematerialization",
+        # XLA pads what cuBLAS multiplies to multiples of 8, although cuBLASLt needs only rows that begin aligned: seven
+        # launches a layer more for 2 to 7 rows, and a copy of a head of odd height (GPT-2, Granite) in every step.
+        "xla_disable_hlo_passes": "rematerialization,cublas-pad-for-gemms",
         # XLA computes products with the same left side as one: for a router of 8 rows it would copy the weights of all
         # experts beside it, 1.8 GB a layer of Mixtral-8x7B in every step.
         "xla_gpu_dot_merger_threshold_mb": 0,

@@ -82,5 +82,13 @@ class _SamplerReader:
         logits = np.asarray(self._logits)[first:last]
         normalizers = self._fields["log_normalizers"][first:last].view(np.float32)
         logprobs = logits - normalizers[:, None]
-        ids = np.argsort(-logprobs, axis=1, kind="stable").astype(np.int32)[:, :count]
+        ids = np.stack([_best(row, logprobs.shape[1] if count is None else count) for row in logprobs])
         return ids, np.take_along_axis(logprobs, ids, axis=1)
+
+
+def _best(values: np.ndarray, count: int) -> np.ndarray:
+    """int32[count], the places of the largest of `values[V]`, the largest first and the first of equals first."""
+    places = np.arange(len(values), dtype=np.int32)
+    if count < len(values) and not np.isnan(values).any():
+        places = np.flatnonzero(values >= np.partition(values, -count)[-count]).astype(np.int32)
+    return places[np.argsort(-values[places], kind="stable")[:count]]

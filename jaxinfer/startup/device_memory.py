@@ -105,7 +105,7 @@ def device_memory(platform: str, utilization: float) -> DeviceMemory:
 def _users_fraction() -> Any:
     """The memory_fraction that is set for JAX's GPU client, None when nobody has set one. The plugin turns JAX's
     environment variables into options; those of jax.config come over them."""
-    from jaxlib import xla_client
+    from jax._src.lib import xla_client
 
     by_plugin = dict(xla_client.generate_pjrt_gpu_plugin_options())
     options = _as_mapping(jax.config.jax_pjrt_client_create_options)  # type: ignore[attr-defined]

@@ -126,13 +126,7 @@ class ChatTemplates:
                 as it is, so that it cannot be continued.
             TypeError: an argument of the wrong type, or a value that is not plain data.
         """
-        if add_generation_prompt and continue_final_message:
-            raise ValueError(
-                "add_generation_prompt=True opens a new turn and continue_final_message=True goes on with the last one;"
-                " set one of them to False"
-            )
-        if not isinstance(continue_final_message, bool):
-            raise TypeError(f"continue_final_message={continue_final_message!r} must be True or False")
+        _check_end(add_generation_prompt, continue_final_message)
         template = self._compiled(self._choose(chat_template, has_tools=tools is not None))
         form = template.content_format
         if chat_template_content_format != "auto":
@@ -166,6 +160,16 @@ class ChatTemplates:
             which = f" by default; it has {names}, choose one with chat_template=" if names else ""
             raise ValueError(f"the model has no chat template{which}, or pass chat_template=, or use generate()")
         return source
+
+
+def _check_end(add_generation_prompt: bool, continue_final_message: bool) -> None:
+    if add_generation_prompt and continue_final_message:
+        raise ValueError(
+            "add_generation_prompt=True opens a new turn and continue_final_message=True goes on with the last one;"
+            " set one of them to False"
+        )
+    if not isinstance(continue_final_message, bool):
+        raise TypeError(f"continue_final_message={continue_final_message!r} must be True or False")
 
 
 def _mark(message: dict[str, Any]) -> str:

@@ -41,27 +41,28 @@ AMPLE_SHARED_MEMORY = ((8, 0), *HOPPER)
 
 
 def tile_config(
-    device: Device, *, block_m: int, head_dim: int, dtype: Any, pages_dtype: Any, tree: bool = False
+    device: Device, *, block_m: int, group: int, head_dim: int, dtype: Any, pages_dtype: Any, tree: bool = False
 ) -> TileConfig:
     """How tiles of `block_m` rows are computed.
 
     Args:
         device: what is compiled for.
         block_m: from the split plan.
+        group: query heads of a KV head.
         head_dim: H.
         dtype: of the queries.
         pages_dtype: of the pool.
         tree: whether there is a tree mask, which takes registers.
     """
     fields = measured.TILES.get((device.kind, block_m, head_dim, str(jnp.dtype(pages_dtype))))
-    config = TileConfig(*fields) if fields else _heuristic(device, block_m, head_dim, dtype, pages_dtype)
+    config = TileConfig(*fields) if fields else _heuristic(device, block_m, group, head_dim, dtype, pages_dtype)
     if tree and block_m > 16:
         most = 16 if block_m >= 128 and (device.compute_capability or (9, 0)) < (9, 0) else 32
         return replace(config, block_kv=min(config.block_kv, most), num_warps=8)
     return config
 
 
-def _heuristic(device: Device, block_m: int, head_dim: int, dtype: Any, pages_dtype: Any) -> TileConfig:
+def _heuristic(device: Device, block_m: int, group: int, head_dim: int, dtype: Any, pages_dtype: Any) -> TileConfig:
     capability = device.compute_capability or (9, 0)
     wide = head_dim > 128
     full = jnp.dtype(dtype).itemsize == 4
@@ -81,10 +82,12 @@ def _heuristic(device: Device, block_m: int, head_dim: int, dtype: Any, pages_dt
     if full:
         # Three products for one want registers: no more than a part of a tile.
         return TileConfig(min(block_m, PART), 16, 8, 3, edges=True)
-    num_warps = 8 if block_m >= 128 else 4
+    # Four warps spill with heads this wide.
+    num_warps = 8 if block_m >= 128 or wide else 4
     if capability in HOPPER:
         return TileConfig(block_m, block_kv, num_warps, 3, edges=True)
-    if format_of(pages_dtype) is not None:
+    # With 64 positions the A100 has registers for 128 rows of these groups only.
+    if format_of(pages_dtype) is not None or (block_m >= 128 and group not in (2, 4, 8)):
         block_kv = min(block_kv, 32)
     return TileConfig(block_m, block_kv, num_warps, 3 if wide else 5, edges=True)
 

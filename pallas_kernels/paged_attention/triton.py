@@ -145,6 +145,7 @@ def paged_attention_triton(
         packed=kv_format is not None and kv_format.packed,
         quantized=kv_format is not None,
         paired=_is_paired(pages.shape, pages.dtype),
+        as_bytes=_is_padded_float8(pages),
         scale=scale,
         window=window,
         softcap=softcap,
@@ -154,7 +155,8 @@ def paged_attention_triton(
         precision=_precision(q.dtype, interpret),
         interpret=interpret,
     )
-    operands = [q, _paired(pages) if spec.paired else pages, block_tables]
+    pool = _paired(pages) if spec.paired else lax.bitcast_convert_type(pages, jnp.int8) if spec.as_bytes else pages
+    operands = [q, pool, block_tables]
     if kv_format is not None:
         assert scales is not None
         operands.append(scales)
@@ -166,6 +168,7 @@ def paged_attention_triton(
             config = tile_config(
                 device,
                 block_m=tiles.block_m,
+                group=spec.group,
                 head_dim=spec.head_dim,
                 dtype=q.dtype,
                 pages_dtype=pages.dtype,
@@ -243,6 +246,18 @@ def _is_paired(pages_shape: tuple[int, ...], pages_dtype: Any) -> bool:
     the pool's beginning.
     """
     return jnp.dtype(pages_dtype).itemsize == 1 and SIGNED_LIMIT < math.prod(pages_shape) <= 1 << 32
+
+
+def _is_padded_float8(pages: jax.Array) -> bool:
+    """Whether float8 elements must be loaded as bytes: what stands in for channels that pad H to a power of two is an
+    integer to Pallas, which it cannot turn into a float8."""
+    padded = pages.shape[-1] & (pages.shape[-1] - 1) != 0
+    return (
+        padded
+        and jnp.issubdtype(pages.dtype, jnp.floating)
+        and pages.dtype.itemsize == 1
+        and not _is_paired(pages.shape, pages.dtype)
+    )
 
 
 def _paired(pages: jax.Array) -> jax.Array:

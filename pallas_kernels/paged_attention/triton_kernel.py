@@ -40,6 +40,7 @@ class KernelSpec:
         packed: two int4 codes a byte.
         quantized: pages have scales.
         paired: the pool's bytes come as int16 pairs.
+        as_bytes: the pool's float8 elements come as int8.
         scale, window, softcap: as in `paged_attention`.
         tree: whether there is a tree mask.
         edges: whether tiles at the ends of what is visible have a loop of their own, so that the others need no mask.
@@ -59,6 +60,7 @@ class KernelSpec:
     packed: bool
     quantized: bool
     paired: bool
+    as_bytes: bool
     scale: float
     window: int | None
     softcap: float | None
@@ -276,6 +278,8 @@ def _load_rows(spec: KernelSpec, ref: Any, pages: jax.Array, head_row: jax.Array
         elements = jnp.arange(spec.channels // per_element)[None, :]
         mask = jnp.broadcast_to(elements < spec.head_dim // per_element, (spec.block_kv, spec.channels // per_element))
         rows = plt.load(ref.at[pages[:, None], head_row, offsets[:, None], elements], mask=mask, other=0)
+    if spec.as_bytes:
+        return lax.bitcast_convert_type(rows, spec.pages_dtype)
     if not spec.paired:
         return rows
     pair = (rows.astype(jnp.int8), lax.shift_right_logical(rows, jnp.int16(8)).astype(jnp.int8))

@@ -19,6 +19,7 @@ from pallas_kernels.kv_format import FORMATS, format_of
 from pallas_kernels.kv_write import kv_write, rope_kv_write
 from pallas_kernels.paged_attention import make_work_list, paged_attention
 from pallas_kernels.paged_attention.cases import MODELS, AttentionShape, abstract_operands, pairwise_shapes
+from pallas_kernels.quantized_matmul import quantized_matmul
 
 DECODE = {"num_tokens": 32, "num_rows": 32}
 MIXED = {"num_tokens": 2048, "num_rows": 32}
@@ -52,7 +53,7 @@ class KernelCase:
 
 def kernel_cases() -> Mapping[tuple[str, str], KernelCase]:
     """All cases by operation and name."""
-    cases = [*_paged_cases(), *_flash_cases(), *_write_cases(), *_gated_cases()]
+    cases = [*_paged_cases(), *_flash_cases(), *_write_cases(), *_gated_cases(), *_quantized_cases()]
     return {(case.op, case.name): case for case in cases}
 
 
@@ -149,6 +150,35 @@ def _gated_cases() -> list[KernelCase]:
                 label = f"{name}, {tokens} tokens, {activation}"
                 cases.append(KernelCase("norm_gated_matmul", label, function, (x, scale, weights)))
     return cases
+
+
+def _quantized_cases() -> list[KernelCase]:
+    """Llama-3-8B's down and up projections; every form of weights with few, some and many tokens."""
+    forms = [
+        (4, 128, "offset"),
+        (4, 32, "offset"),
+        (4, 64, "codebook"),
+        (4, 0, "offset"),
+        (8, 32, ""),
+        (8, 128, "offset"),
+    ]
+    cases = []
+    for rows, channels in ((14336, 4096), (4096, 14336)):
+        for bits, group, extra in forms:
+            for tokens in (1, 32, 64, 2048):
+                codes = jax.ShapeDtypeStruct((rows, channels * bits // 8), jnp.uint8 if bits == 4 else jnp.int8)
+                scale = jax.ShapeDtypeStruct((rows, channels // (group or channels)), jnp.float32)
+                table = jax.ShapeDtypeStruct((16,), jnp.float32)
+                named = {"offset": {"offset": scale}, "codebook": {"codebook": table}, "": {}}[extra]
+                x = jax.ShapeDtypeStruct((tokens, channels), jnp.bfloat16)
+                label = f"{rows}x{channels}, {bits} bits, group {group or 'row'} {extra}, {tokens} tokens"
+                function = partial(_multiply_packed, bits, group or channels)
+                cases.append(KernelCase("quantized_matmul", label, function, (x, codes, scale, named)))
+    return cases
+
+
+def _multiply_packed(bits: int, group: int, x: jax.Array, codes: jax.Array, scale: jax.Array, named: Any) -> jax.Array:
+    return quantized_matmul(x, codes, scale, bits=bits, group=group, **named)
 
 
 def _in_pool(function: Callable[..., Any], operands: tuple[Any, ...], pool: tuple[Any, Any], *places: Any) -> Any:

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from scripts.gpu_checks import attention_checks, flash_checks, product_checks, writing_checks
+from scripts.gpu_checks import attention_checks, flash_checks, product_checks, quantized_checks, writing_checks
 from scripts.gpu_checks.case import Case, CheckFailed, Compiled
 from scripts.gpu_checks.check import Check
 from scripts.gpu_checks.session import Session
 
-MODULES = (attention_checks, writing_checks, product_checks, flash_checks)
+MODULES = (attention_checks, writing_checks, product_checks, quantized_checks, flash_checks)
 LEADING = 12
 FALLS_BACK = "falls back"
 """In the warning of a kernel that failed its self-check."""

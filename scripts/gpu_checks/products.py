@@ -1,4 +1,7 @@
-"""Stage `products`: the gated projections of a decode step, by our kernel and by XLA, as a share of the bandwidth."""
+"""Stage `products`: the gated projections of a decode step, by our kernel and by XLA, as a share of the bandwidth.
+
+Behind them products with packed weights.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import jax.numpy as jnp
 
 from jaxinfer.runner.programs import GPU_OPTIONS
 from pallas_kernels.gated_matmul import norm_gated_matmul
+from scripts.gpu_checks import quantized_products
 from scripts.gpu_checks.case import Case, Compiled, Program
 from scripts.gpu_checks.pools import SEED, random_values
 from scripts.gpu_checks.session import Session
@@ -42,7 +46,8 @@ REHEARSAL = (Gated(3, 64, 96),)
 def cases(session: Session) -> list[Case]:
     """Llama-3-8B's, with XLA's version right behind ours."""
     shapes = REHEARSAL if session.options.rehearse else SHAPES
-    return [_case(session, gated, name) for gated in shapes for name in (session.implementation, "xla")]
+    gated_cases = [_case(session, gated, name) for gated in shapes for name in (session.implementation, "xla")]
+    return gated_cases + quantized_products.cases(session)
 
 
 def _case(session: Session, gated: Gated, implementation: str) -> Case:

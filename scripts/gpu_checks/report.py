@@ -17,7 +17,7 @@ TITLES = {
     "paged_decode": "Paged decode attention, head dim 128, 8 KV heads, pages of 16",
     "prefill": "Causal prefill, bfloat16, 32 query and 8 KV heads of 128",
     "peers": "Others in the same run",
-    "products": "Norm, gate and up projections of Llama-3-8B, bfloat16",
+    "products": "Norm, gate and up projections of Llama-3-8B, bfloat16; one of them with packed weights",
     "decode_step": "Decode step of an 8B-shaped model, bfloat16, random weights",
 }
 

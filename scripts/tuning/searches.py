@@ -11,10 +11,12 @@ from typing import Any
 from pallas_kernels.flash_attention import measured as flash_tables
 from pallas_kernels.paged_attention import measured as paged_tables
 from pallas_kernels.paged_attention.split_plan import PART
-from scripts.gpu_checks import paged_decode, prefill
+from pallas_kernels.quantized_matmul import measured as quantized_tables
+from scripts.gpu_checks import paged_decode, prefill, quantized_products
 from scripts.gpu_checks.case import Case
 from scripts.gpu_checks.paged_decode import Decode
 from scripts.gpu_checks.prefill import Prefill
+from scripts.gpu_checks.quantized_products import Packed
 from scripts.gpu_checks.session import Session
 
 FORMATS = ("bf16", "int8", "fp8", "int4")
@@ -40,12 +42,12 @@ class Search:
 
 
 def searches(session: Session, kind: str, kernels: Iterable[str], head_dims: Iterable[int]) -> list[Search]:
-    """Everything asked for, decode before prefill.
+    """Everything asked for, decode before prefill, and last what does not depend on the head dim.
 
     Args:
         session: of the run.
         kind: the device's, as it stands in the tables.
-        kernels: some of "decode", "split", "prefill" and "flash".
+        kernels: some of "decode", "split", "prefill", "flash" and "quantized".
         head_dims: H, each.
     """
     makers: dict[str, Callable[[Session, str, int], list[Search]]] = {
@@ -54,13 +56,15 @@ def searches(session: Session, kind: str, kernels: Iterable[str], head_dims: Ite
         "prefill": _prefill,
         "flash": _flash,
     }
-    return [
+    chosen = set(kernels)
+    found = [
         search
         for kernel, make in makers.items()
-        if kernel in kernels
+        if kernel in chosen
         for head_dim in head_dims
         for search in make(session, kind, head_dim)
     ]
+    return found + (_quantized(session, kind) if "quantized" in chosen else [])
 
 
 def _grid(session: Session, *axes: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
@@ -116,6 +120,28 @@ def _flash(session: Session, kind: str, head_dim: int) -> list[Search]:
     backward = lambda: [prefill.gradient_case(session, shape)]  # noqa: E731
     tables = (("FORWARD", forward), ("DQ", backward), ("DKV", backward))
     return [Search(f"flash {t} H{head_dim}", flash_tables, t, key, candidates, cases) for t, cases in tables]
+
+
+def _quantized(session: Session, kind: str) -> list[Search]:
+    """Tiles of few, some and many tokens; the narrower product of a layer counts as the wide one does."""
+    few = _grid(session, (128, 64), (4, 2, 8), (4, 3, 6), (2, 4, 6))
+    many = _grid(session, (128, 64, 256), (8, 4), (4, 3), (1, 2))
+
+    def search(bits: int, tokens: int, timed: int) -> Search:
+        group = 128 if bits == 4 else 32
+        sizes = ((64, 96),) if session.options.rehearse else ((4096, 14336), (4096, 4096))
+        shapes = [Packed(timed, bits, min(group, channels), channels=channels, out=out) for channels, out in sizes]
+        return Search(
+            f"quantized {bits} bits M{timed}",
+            quantized_tables,
+            "TILES",
+            (kind, bits, tokens),
+            few if tokens <= 32 else many,
+            lambda: [quantized_products.packed_case(session, shape) for shape in shapes],
+        )
+
+    wanted = [(bits, tokens, timed) for bits in (4, 8) for tokens, timed in ((16, 16), (32, 32), (64, 64), (128, 4096))]
+    return [search(*one) for one in (wanted[:1] if session.options.rehearse else wanted)]
 
 
 def _shape(session: Session, decode: Decode) -> Decode:

@@ -9,8 +9,10 @@ import gguf
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from jaxinfer.checkpoint import load_params, open_checkpoint
+from jaxinfer.checkpoint.convert import convert_checkpoint
 from jaxinfer.checkpoint.gguf import read_gguf
 from jaxinfer.checkpoint.hf_export import exported_config
 from jaxinfer.models.config import ModelConfig
@@ -81,6 +83,23 @@ def test_a_config_json_says_the_same(
     family, config = exported_config(checkpoint)
     assert family.model_config(config) == checkpoint.model_config
     assert family.unknown_keys(config) == []
+
+
+@pytest.mark.parametrize("name", ["gemma3", "mixtral", "phi3_longrope"])
+@pytest.mark.filterwarnings("ignore:no tokenizer is written")
+def test_converted_to_safetensors_it_is_the_same(
+    name: str, make_case: Callable[[str], Case], twin: Callable[[Case, str], Path], tmp_path: Path
+) -> None:
+    """Norms, expert by expert, fused projections: as transformers has them."""
+    case = make_case(name)
+    convert_checkpoint(twin(case, "F32"), tmp_path / "out", "safetensors", dtype="float32")
+    written, original = (
+        load_file(tmp_path / "out" / "model.safetensors"),
+        load_file(case.folder() / "model.safetensors"),
+    )
+    assert written.keys() == original.keys()
+    for key, tensor in original.items():
+        np.testing.assert_allclose(written[key], tensor, rtol=0, atol=2e-7, err_msg=key)  # the 1 of Gemma's norms
 
 
 @pytest.fixture

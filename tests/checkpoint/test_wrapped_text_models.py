@@ -31,6 +31,7 @@ def test_logits_of_the_text_model(name: str, make_case: Callable[[str], Case], a
     np.testing.assert_allclose(logits[:count], case.logits(count), rtol=0, atol=1e-4)
     assert logits[count - 1 :].argmax(-1).tolist() == case.greedy
     assert checkpoint.eos_token_ids == {2}
+    assert open_checkpoint(case.folder(eos_token_id=[2, 7])).eos_token_ids == {2, 7}  # the wrapper's word counts
 
 
 def test_what_is_not_used_is_told_once(make_case: Callable[[str], Case]) -> None:

@@ -125,7 +125,11 @@ PREFILLS = {
     "a short chunk": Case(num_tokens=256, num_rows=8),
     "int8": Case(num_tokens=2048, pages=jnp.dtype(jnp.int8)),
     "int4, 64 wide, window": Case(num_tokens=2048, head_dim=64, pages=jnp.dtype(jnp.uint8), window=1024),
-    "256 wide": Case(num_tokens=1024, num_heads=16, head_dim=256),
+    "256 wide, window, soft cap": Case(
+        num_tokens=2048, num_heads=8, num_kv_heads=4, head_dim=256, window=4096, softcap=50
+    ),
+    "e4m3, 80 wide": Case(num_tokens=2048, head_dim=80, pages=jnp.dtype(jnp.float8_e4m3fn)),
+    "groups of 7": Case(num_tokens=2048, num_heads=28, num_kv_heads=4),
     "tree": Case(num_tokens=512, tree=16),
 }
 
@@ -151,7 +155,9 @@ def test_decode_is_two_launches_a_layer(target: str, case: Case) -> None:
         assert report.temp_bytes < 8 * MIB
 
 
-@on_each_gpu(PREFILLS, ("bfloat16", "int8", "int4, 64 wide, window", "256 wide", "tree"))
+@on_each_gpu(
+    PREFILLS, ("bfloat16", "int8", "int4, 64 wide, window", "256 wide, window, soft cap", "groups of 7", "tree")
+)
 def test_a_wider_step_is_three_launches_a_layer(target: str, case: Case) -> None:
     report = compile_case(target, case)
     assert launches(report) == ["long", "short", "merge"] * 2

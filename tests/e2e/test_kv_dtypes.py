@@ -78,6 +78,9 @@ class SmallEngine:
         return [finished[str(place)] for place in range(len(prompts))]
 
 
+THREE = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=12, logprobs=0, detokenize=False, ignore_eos=True)
+
+
 def text(seed: int, length: int) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(0, 256, length)]
 
@@ -176,7 +179,7 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 def small(request: pytest.FixtureRequest, random_params: Callable[..., Any]) -> Iterator[SmallEngine]:
     made = SmallEngine(request.param, random_params)
     yield made
-    assert made.runner.num_compiled == 1
+    assert made.runner.num_compiled <= 2  # the step, and the copy of blocks
 
 
 def scaled(params: Any, config: ModelConfig, row: int, factor: float) -> Any:
@@ -229,3 +232,20 @@ def test_batches_and_preemption_change_nothing(small: SmallEngine) -> None:
     for one, other in zip(alone, together, strict=True):
         assert other.outputs[0].token_ids == one.outputs[0].token_ids
         np.testing.assert_allclose(logprobs_of(other), logprobs_of(one), rtol=0, atol=1e-3)
+
+
+def test_shared_copied_and_found_blocks_change_nothing(small: SmallEngine) -> None:
+    """Three samples share the prompt's blocks, of which the last is partly filled; the second time they are found."""
+    prompt = text(9, 27)
+    first, again = (small.serve([prompt], THREE)[0] for _ in range(2))
+    assert (
+        first.num_cached_tokens == 0 and again.num_cached_tokens == 26 // small.case.block_size * small.case.block_size
+    )
+    assert len({tuple(sample.token_ids) for sample in first.outputs}) == 3
+    for sample, repeated in zip(first.outputs, again.outputs, strict=True):
+        assert sample.logprobs is not None and repeated.logprobs is not None
+        assert repeated.token_ids == sample.token_ids
+        expected = numpy_decoder(small.config, small.params, [*prompt, *sample.token_ids], small.case.dtype)[26:]
+        for given in (sample, repeated):
+            logprobs = [entry[token].logprob for token, entry in zip(given.token_ids, given.logprobs, strict=True)]
+            np.testing.assert_allclose(logprobs, expected, rtol=0, atol=0.02)

@@ -66,6 +66,10 @@ def test_nothing_is_compiled_after_warm_up(
         batch = [requests.pop() for _ in range(min(len(requests), rng.randint(1, 8)))]
         llm.generate([prompt for prompt, _ in batch], [params for _, params in batch], use_tqdm=False)
     llm.generate([[5] * 60] * 4, SamplingParams(max_tokens=150, ignore_eos=True), use_tqdm=False)
+    hits = llm.stats().num_prefix_hits
+    # A prefix hit; and two samples that copy the block the first has filled in part.
+    (output,) = llm.generate([[5] * 60], SamplingParams(n=3, max_tokens=4, ignore_eos=True), use_tqdm=False)
+    assert output.num_cached_tokens == 48 and llm.stats().num_prefix_hits == hits + 48
     assert llm.stats().num_preemptions > 0
     assert llm.stats().num_compiled == documented
     assert compiles == []

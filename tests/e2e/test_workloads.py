@@ -136,8 +136,9 @@ def engines(random_params: Callable[..., Any]) -> tuple[Engine, Engine, Naive]:
     params = random_params(CONFIG, scale=0.35)
     limits = SchedulerConfig(4, 16, 64, token_buckets=(16,))
     made = []
-    for num_blocks in (25, 65):
-        config = EngineConfig(CONFIG, CacheConfig(4, num_blocks), limits, RunnerConfig(max_logprobs=1))
+    for num_blocks, caching in ((25, True), (65, False)):
+        cache = CacheConfig(4, num_blocks, enable_prefix_caching=caching)
+        config = EngineConfig(CONFIG, cache, limits, RunnerConfig(max_logprobs=1))
         tokenizer: Any = NoText()
         made.append(Engine(config, ModelRunner(config, params), tokenizer, eos_token_ids=EOS))
     return made[0], made[1], Naive(params)

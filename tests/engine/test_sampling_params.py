@@ -146,6 +146,7 @@ def test_bad_value_is_refused_by_name(name: str, value: object) -> None:
         ("logit_bias", [1]),
         ("logit_bias", {"x": 1.0}),
         ("logit_bias", {1: "x"}),
+        ("skip_reading_prefix_cache", 1),
     ],
 )
 def test_wrong_type_is_refused_by_name(name: str, value: object) -> None:
@@ -300,3 +301,10 @@ def test_every_field_of_the_class_is_documented_or_refused() -> None:
             assert f"{item.name}:" in documented
         else:
             pytest.fail(f"{item.name} takes anything")
+
+
+def test_scored_prompts_cannot_come_from_the_prefix_cache() -> None:
+    assert SamplingParams(prompt_logprobs=1, skip_reading_prefix_cache=True).skip_reading_prefix_cache is True
+    assert SamplingParams(skip_reading_prefix_cache=False).skip_reading_prefix_cache is False
+    with pytest.raises(ValueError, match="skip_reading_prefix_cache=False contradicts prompt_logprobs"):
+        SamplingParams(prompt_logprobs=1, skip_reading_prefix_cache=False)

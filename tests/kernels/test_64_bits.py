@@ -15,6 +15,7 @@ from pallas_kernels.gated_matmul import norm_gated_matmul
 from pallas_kernels.kv_write import api, kv_write, rope_kv_write
 from pallas_kernels.paged_attention import paged_attention
 from pallas_kernels.paged_attention.cases import AttentionShape, abstract_operands
+from pallas_kernels.quantized_matmul import quantized_matmul
 from pallas_kernels.self_check import difference
 
 Shape = jax.ShapeDtypeStruct
@@ -39,6 +40,10 @@ OPERATIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "norm_gated_matmul": (
         partial(norm_gated_matmul, epsilon=1e-5, activation="silu"),
         (Shape((3, 64), jnp.bfloat16), Shape((64,), jnp.bfloat16), Shape((2, 32, 64), jnp.bfloat16)),
+    ),
+    "quantized_matmul": (
+        partial(quantized_matmul, bits=4, group=32),
+        (Shape((3, 64), jnp.bfloat16), Shape((8, 32), jnp.uint8), Shape((8, 2), jnp.float32)),
     ),
     "flash_attention": (
         attention_gradients,

@@ -31,6 +31,7 @@ def test_every_operation_has_its_signature() -> None:
         "kv_write",
         "rope_kv_write",
         "norm_gated_matmul",
+        "quantized_matmul",
         "block_copy",
     ]
 
@@ -48,7 +49,7 @@ def test_signatures_are_the_real_ones(package: str, name: str, written: str) -> 
 
 
 def test_files_are_there() -> None:
-    paths = re.findall(r"`((?:scripts|tests|paged_attention|flash_attention)/[\w/.*]*)", README)
+    paths = re.findall(r"`((?:scripts|tests|paged_attention|flash_attention|quantized_matmul)/[\w/.*]*)", README)
     assert len(paths) > 10
     for path in paths:
         root = ROOT if path.startswith(("scripts", "tests")) else ROOT / "pallas_kernels"

@@ -31,6 +31,12 @@ def test_forms_of_a_prompt(reader: RequestReader, prompt: Any, ids: list[list[in
     assert [item.token_ids for item in reader.read(COMPLETIONS, {"prompt": prompt}).prompts] == ids
 
 
+@pytest.mark.parametrize(("url", "body"), [(CHAT, {"messages": MESSAGES}), (COMPLETIONS, {"prompt": ["a", "bc"]})])
+def test_a_salt_goes_with_every_prompt(reader: RequestReader, url: str, body: dict[str, Any]) -> None:
+    assert {prompt.cache_salt for prompt in reader.read(url, body).prompts} == {None}
+    assert {prompt.cache_salt for prompt in reader.read(url, body | {"cache_salt": "s"}).prompts} == {"s"}
+
+
 def test_sampling_fields(reader: RequestReader) -> None:
     fields = {
         "max_tokens": 9,

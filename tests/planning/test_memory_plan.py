@@ -26,8 +26,8 @@ def test_the_cache_takes_what_is_left(utilization: float, kv_dtype: str, token_b
     plan = memory_plan(replace(SETTING, utilization=utilization, kv_dtype=kv_dtype))
     assert plan.weights == WEIGHTS and plan.budget == int(utilization * 80 * GIB)
     assert plan.num_blocks == blocks(plan, token_bytes)
-    # 8 requests of up to 8,192 tokens: 8 x 2,048 + sqrt(8) x 6,144 in blocks, three half ones, and that for padding.
-    assert plan.fits == (plan.num_blocks >= -(-33_762 // 16) + 3 + 1) == (utilization > 0.2)
+    # 8 requests of up to 8,192 tokens: 8 x 2,731 + sqrt(8) x 5,461 in blocks, three half ones, and that for padding.
+    assert plan.fits == (plan.num_blocks >= -(-37_295 // 16) + 3 + 1) == (utilization > 0.2)
     assert plan.total <= plan.budget < plan.total + 16 * token_bytes
     assert plan.kv_tokens == max(plan.num_blocks - 1, 0) * 16
 
@@ -46,7 +46,7 @@ def test_nothing_left_is_nothing() -> None:
 
 
 def test_memory_over_the_context() -> None:
-    """8 requests of up to 4,096 tokens at once: 8 x 1,024 + sqrt(8) x 3,072 tokens in blocks, three half ones."""
+    """8 requests of up to 3,072 tokens at once: 8 x 1,024 + sqrt(8) x 2,048 tokens in blocks, three half ones."""
     plan = memory_plan(SETTING)
-    needed = -(-(8 * 1024 + 8689) // 16) + 1 + 3
-    assert plan.with_context(4096) == plan.weights + plan.step.total + needed * 16 * 131_072
+    needed = -(-(8 * 1024 + 5793) // 16) + 1 + 3
+    assert plan.with_context(3072) == plan.weights + plan.step.total + needed * 16 * 131_072

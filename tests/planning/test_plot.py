@@ -17,13 +17,13 @@ def plan() -> MemoryPlan:
 
 
 def test_curves(plan: MemoryPlan) -> None:
-    """4 requests of up to 8,192 tokens, the model's longest: 4 x 2,048 + 2 x 6,144 tokens, and a block and a half."""
+    """4 requests of up to 8,192 tokens, the model's longest: 4 x 2,731 + 2 x 5,461 tokens, and a block and a half."""
     plain, eight, four = context_curves(plan)
     assert [curve.kv_dtype for curve in (plain, eight, four)] == ["auto", "int8", "int4"]
     assert plain.contexts[-1] == 8192
     rest = plan.weights + plan.step.total
-    assert plain.num_bytes[-1] == rest + (20480 // 16 + 2) * 16 * 131_072
-    assert eight.num_bytes[-1] == rest + (20480 // 16 + 2) * 16 * 67_584
+    assert plain.num_bytes[-1] == rest + (1366 + 2) * 16 * 131_072
+    assert eight.num_bytes[-1] == rest + (1366 + 2) * 16 * 67_584
     for curve in (plain, eight, four):
         assert list(curve.num_bytes) == sorted(curve.num_bytes)
         assert curve.num_bytes[0] - rest < 2**24

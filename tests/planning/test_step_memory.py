@@ -1,7 +1,5 @@
 """A step's memory by hand; that XLA agrees is in tests/deviceless."""
 
-from dataclasses import replace
-
 from jaxinfer.planning import PRESETS
 from jaxinfer.planning.step_memory import step_memory
 
@@ -40,9 +38,7 @@ def test_experts_take_slices_of_the_tokens() -> None:
     assert memory.scratch == 2 * (3 * 512 * 8 * 14336 + 3 * 8192 * 4096) + 4 * MIB
 
 
-def test_a_vocabulary_that_has_to_be_padded() -> None:
-    """XLA then copies the head's matrix: 50,257 rows of 768 become 50,264."""
-    sizes = {"num_tokens": 8, "num_rows": 1, "table_width": 1}
-    assert step_memory(PRESETS["gpt2"], **sizes).scratch == 2 * 50264 * 768 + 4 * MIB
-    even = step_memory(replace(PRESETS["gpt2"], vocab_size=50264), **sizes)
-    assert even.scratch < 5 * MIB
+def test_a_feed_forward_without_a_gate() -> None:
+    """Pythia: the hidden layer and the result beside the residual stream."""
+    memory = step_memory(PRESETS["pythia-6.9b"], num_tokens=8192, num_rows=1, table_width=64)
+    assert memory.scratch == 8192 * 2 * (16384 + 2 * 4096) + 4 * MIB

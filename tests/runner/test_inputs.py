@@ -66,6 +66,17 @@ def test_block_tables_follow_appends_and_change_of_owner() -> None:
     assert tables.tables[0, 0] == 4
 
 
+@pytest.mark.parametrize(("changed", "position"), [([5, 6, 9], 10), ([5, 6, 9, 2], 12)])
+def test_block_tables_follow_a_last_block_that_was_replaced(changed: list[int], position: int) -> None:
+    """By a copy of its own, with or without a block appended in the same step."""
+    tables = BlockTables(num_slots=1, table_width=4)
+    request = make_request("a", 0, [1], [5, 6, 8])
+    tables.update((ScheduledRow(request, 9, 1, True),))
+    request.block_ids[:] = changed
+    tables.update((ScheduledRow(request, position, 1, True),))
+    assert tables.tables[0, : len(changed)].tolist() == changed
+
+
 def test_each_step_gets_a_buffer_of_its_own() -> None:
     request = make_request("a", 0, [1, 2], [3])
     rows = (ScheduledRow(request, 0, 2, True),)

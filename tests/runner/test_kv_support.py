@@ -1,6 +1,5 @@
 """Cache dtypes and pools by GPU, without one."""
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -49,9 +48,12 @@ def engine_config(dtype: str, layer_bytes: int) -> EngineConfig:
 def test_pools_that_the_kernels_cannot_address_are_told(dtype: str) -> None:
     gib = 2**30
     with on(H200):
-        assert slow_pool(engine_config(dtype, 2 * gib)) is None
-        assert "between 2 and 4 GiB" in str(slow_pool(engine_config(dtype, 3 * gib)))
+        fits = engine_config(dtype, 2 * gib)
+        assert slow_pool(fits) is None
+        reason = str(slow_pool(engine_config(dtype, 3 * gib)))
+        assert "between 2 and 4 GiB" in reason
+        assert f"num_gpu_blocks_override={fits.cache.num_blocks - 1} the kernel" in reason
         assert "between 2 and 4 GiB" in str(slow_pool(engine_config(dtype, 4 * gib)))
         assert slow_pool(engine_config(dtype, 5 * gib)) is None
         assert slow_pool(engine_config("bfloat16", 3 * gib)) is None
-    assert slow_pool(replace(engine_config(dtype, 3 * gib))) is None  # on the CPU there are no kernels
+    assert slow_pool(engine_config(dtype, 3 * gib)) is None  # on the CPU there are no kernels

@@ -9,9 +9,9 @@ from typing import Any
 from jaxinfer.models.families.family import COMMON_IGNORED_KEYS
 
 WRAPPERS = ("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")
-# What the wrapper says of the whole model, and so of the text model too.
+# What the wrapper says of the whole model, and so of the text model too: its word counts.
 _SHARED_KEYS = {"eos_token_id", "bos_token_id", "pad_token_id", "dtype", "torch_dtype", "quantization_config"}
-_TYING = "tie_word_embeddings"
+_SHARED_KEYS |= {"tie_word_embeddings"}
 # As released, and as transformers names them in memory.
 _PREFIXES = {"language_model.": "", "model.language_model.": "model."}
 
@@ -37,13 +37,12 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(text, Mapping) or not text.get("model_type"):
         raise ValueError(f"{wrapper} needs a text_config with its model_type, not {text!r}")
     shared = {key: value for key, value in config.items() if key in _SHARED_KEYS and value is not None}
-    tying = {_TYING: config[_TYING]} if config.get(_TYING) is not None else {}  # the wrapper's word counts
-    return {**shared, **text, **tying, "architectures": None}
+    return {**text, **shared, "architectures": None}
 
 
 def unread_keys(config: Mapping[str, Any]) -> list[str]:
     """Settings of a wrapper that are not the text model's."""
-    return sorted(set(config) - _SHARED_KEYS - COMMON_IGNORED_KEYS - {_TYING, "text_config"})
+    return sorted(set(config) - _SHARED_KEYS - COMMON_IGNORED_KEYS - {"text_config"})
 
 
 def text_name(name: str) -> str | None:
