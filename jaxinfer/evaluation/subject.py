@@ -61,7 +61,8 @@ class Subject:
         return longest if wanted is None else wanted
 
     def load(self) -> Params:
-        """Reads the parameters and quantises them as the arguments say; programs compiled from now on are kept as the arguments say."""
+        """Reads the parameters and quantises them as the arguments say; programs compiled from now on are kept where
+        they say."""
         folder = compilation_cache_dir(self.args)
         if folder is not None:
             enable_compile_cache(folder)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -22,7 +23,7 @@ def parameter(
     Raises:
         ValueError: a QuantArray of another shape (Flax checks arrays itself).
     """
-    stored = module.get_variable("params", name)
+    stored: Any = module.get_variable("params", name)
     if not isinstance(stored, QuantArray):
         array: jax.Array = module.param(name, init, shape, dtype)
         return array

@@ -33,7 +33,8 @@ def quantize(values: np.ndarray, axis: int, storage: Storage, dtype: str = "floa
         A QuantArray of NumPy arrays.
 
     Raises:
-        ValueError: a value is NaN or beyond `LARGEST`, the group does not divide a channel, or 4 bits of an odd last axis.
+        ValueError: a value is NaN or beyond `LARGEST`, the group does not divide a channel, or 4 bits of an odd last
+            axis.
     """
     values = np.asarray(values)
     expected = quantized_shape(values.shape, axis, storage, dtype)

@@ -15,7 +15,7 @@ from jaxinfer.planning.deviceless import DevicelessReport, GPUTarget, compile_fo
 from jaxinfer.planning.xla_dump import Launch
 from jaxinfer.quant.plan import QuantPlan
 from jaxinfer.runner.inputs import StepSpec, packed_size
-from jaxinfer.runner.programs import GPU_OPTIONS
+from jaxinfer.runner.programs import gpu_options
 from jaxinfer.runner.step import StepOutput, make_forward_step
 from jaxinfer.sampling.state import SamplingState, init_state
 
@@ -119,7 +119,7 @@ def compile_step(
         outputs = StepOutput(whole, whole, pages, whole)  # type: ignore[arg-type]
         step = jax.shard_map(step, mesh=target.mesh, in_specs=specs, out_specs=outputs, check_vma=False)
         arguments = (_placed(target, arguments[0], specs[0]), _pool_placed(target, kv, pages), state, packed)
-    report = compile_for(target, jax.jit(step, donate_argnums=(1, 2)), *arguments, compiler_options=GPU_OPTIONS)
+    report = compile_for(target, jax.jit(step, donate_argnums=(1, 2)), *arguments, compiler_options=gpu_options(params))
     return DevicelessStep(report, params, kv, state, count)
 
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import param_shapes
-from jaxinfer.quant.storage import FORMATS
 from jaxinfer.models.families.wrapper import text_config
 from jaxinfer.models.registry import family_of_hf_config
 from jaxinfer.planning import (
@@ -26,6 +25,7 @@ from jaxinfer.planning import (
     weight_size,
 )
 from jaxinfer.planning.formulas import WEIGHT_FORMATS, weight_format
+from jaxinfer.quant.storage import FORMATS
 
 GIB = 2**30
 FAMILIES = sorted((Path(__file__).parents[1] / "data/families").glob("*.json"))
