@@ -82,12 +82,13 @@ def attention_errors(
     ids = jnp.asarray(tokens[:MAX_TOKENS], jnp.int32)
     width = -(-len(ids) // BLOCK_SIZE)
 
-    step = _one_sequence(ids, width)
-    paged = make_attention(step, StepSpec(len(ids), 1, width, sampler=False), config, BLOCK_SIZE)
+    spec = StepSpec(len(ids), 1, width, sampler=False)
+    paged = jax.jit(lambda ids: make_attention(_one_sequence(ids, width), spec, config, BLOCK_SIZE))(ids)
     attend = ComparedAttention(paged, config, width + 1, dtype, tuple(kv_dtypes))
     # Not one program: the layers' own, compiled once for all layers of a kind.
     run: Any = Decoder(config).apply
-    _, measured = run({"params": params}, ids, step.positions, attend, [None] * config.num_hidden_layers)
+    positions = jnp.arange(len(ids), dtype=jnp.int32)
+    _, measured = run({"params": params}, ids, positions, attend, [None] * config.num_hidden_layers)
     errors = np.asarray(jnp.stack(measured), np.float64)
     return {kv_dtype: errors[:, index] for index, kv_dtype in enumerate(kv_dtypes)}
 
