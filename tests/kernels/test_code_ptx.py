@@ -1,5 +1,7 @@
 """The instructions that decode KV codes, carried out one by one for every code there is."""
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -64,3 +66,11 @@ def test_every_code(ptx: str, expected: np.ndarray) -> None:
     wanted = expected.astype(np.float64)[order]
     real = ~np.isnan(wanted)
     np.testing.assert_array_equal(got[real], wanted[real])
+
+
+def test_no_instructions_are_joined() -> None:
+    """XLA's Triton joins results of packs of four in an order of its own: there must be something in between."""
+    jaxpr = jax.make_jaxpr(lambda packed: code_ptx.decode_int4(packed, False))(jnp.zeros((4, 8), jnp.uint8)).jaxpr
+    makers = {str(out): equation.primitive.name for equation in jaxpr.eqns for out in equation.outvars}
+    assert any("inline_asm" in name for name in makers.values())
+    assert {makers[str(out)] for out in jaxpr.outvars} == {"bitcast_convert_type"}
