@@ -1,5 +1,7 @@
 """The instructions that decode KV codes, carried out one by one for every code there is."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -23,7 +25,7 @@ def fused(a: int, b: int, c: int) -> int:
     return int(low) | int(high) << 16
 
 
-OPERATIONS = {
+OPERATIONS: dict[str, Any] = {
     "mov.b32": lambda a: a,
     "and.b32": lambda a, b: a & b,
     "or.b32": lambda a, b: a | b,
