@@ -83,7 +83,7 @@ def attention_errors(
     width = -(-len(ids) // BLOCK_SIZE)
 
     spec = StepSpec(len(ids), 1, width, sampler=False)
-    paged = jax.jit(lambda ids: make_attention(_one_sequence(ids, width), spec, config, BLOCK_SIZE))(ids)
+    paged = jax.jit(lambda ids: make_attention(one_sequence(ids, width), spec, config, BLOCK_SIZE))(ids)
     attend = ComparedAttention(paged, config, width + 1, dtype, tuple(kv_dtypes))
     # Not one program: the layers' own, compiled once for all layers of a kind.
     run: Any = Decoder(config).apply
@@ -93,7 +93,7 @@ def attention_errors(
     return {kv_dtype: errors[:, index] for index, kv_dtype in enumerate(kv_dtypes)}
 
 
-def _one_sequence(ids: jax.Array, width: int) -> StepInput:
+def one_sequence(ids: jax.Array, width: int) -> StepInput:
     """All tokens of a sequence in one step, in pages 1 to `width`."""
     positions = jnp.arange(len(ids), dtype=jnp.int32)
     pages = jnp.arange(1, width + 1, dtype=jnp.int32)
