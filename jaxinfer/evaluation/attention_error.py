@@ -82,20 +82,18 @@ def attention_errors(
     ids = jnp.asarray(tokens[:MAX_TOKENS], jnp.int32)
     width = -(-len(ids) // BLOCK_SIZE)
 
-    @jax.jit
-    def measure(params: Params, ids: jax.Array) -> jax.Array:
-        step = _one_sequence(ids, width)
-        paged = make_attention(step, StepSpec(len(ids), 1, width, sampler=False), config, BLOCK_SIZE)
-        attend = ComparedAttention(paged, config, width + 1, dtype, tuple(kv_dtypes))
-        run: Any = Decoder(config).apply
-        _, errors = run({"params": params}, ids, step.positions, attend, [None] * config.num_hidden_layers)
-        return jnp.stack(errors)
-
-    errors = np.asarray(measure(params, ids), np.float64)
+    spec = StepSpec(len(ids), 1, width, sampler=False)
+    paged = jax.jit(lambda ids: make_attention(one_sequence(ids, width), spec, config, BLOCK_SIZE))(ids)
+    attend = ComparedAttention(paged, config, width + 1, dtype, tuple(kv_dtypes))
+    # Not one program: the layers' own, compiled once for all layers of a kind.
+    run: Any = Decoder(config).apply
+    positions = jnp.arange(len(ids), dtype=jnp.int32)
+    _, measured = run({"params": params}, ids, positions, attend, [None] * config.num_hidden_layers)
+    errors = np.asarray(jnp.stack(measured), np.float64)
     return {kv_dtype: errors[:, index] for index, kv_dtype in enumerate(kv_dtypes)}
 
 
-def _one_sequence(ids: jax.Array, width: int) -> StepInput:
+def one_sequence(ids: jax.Array, width: int) -> StepInput:
     """All tokens of a sequence in one step, in pages 1 to `width`."""
     positions = jnp.arange(len(ids), dtype=jnp.int32)
     pages = jnp.arange(1, width + 1, dtype=jnp.int32)

@@ -1,15 +1,11 @@
 """What the device can do with a KV cache, as the kernels say it."""
 
-import math
-
 from jaxinfer.cache.paged import kv_cache_shapes
 from jaxinfer.config import EngineConfig
 from pallas_kernels.dispatch import current_device
-from pallas_kernels.triton_call import check_addressable
+from pallas_kernels.kv_write.triton import check_kv_write, rope_spans
 
 E4M3_CAPABILITY = (8, 9)
-MOST_CODES = 1 << 31
-"""Bytes of codes in a layer up to which the kernels address all of them."""
 
 
 def require_kv_dtype(dtype: str) -> None:
@@ -31,15 +27,18 @@ def require_kv_dtype(dtype: str) -> None:
 
 
 def slow_pool(config: EngineConfig) -> str | None:
-    """Why the kernels of the current GPU cannot write and copy this engine's pool, which XLA then does in more
-    launches, and in how many blocks they could; None if they can, and where there are no kernels."""
-    if current_device().platform != "gpu":
+    """Why the current GPU's kernel cannot write this engine's pool, which XLA then does in more launches; None if it
+    can, and where there are no kernels."""
+    device, cache = current_device(), config.cache
+    if device.platform != "gpu":
         return None
-    cache = config.cache
-    for layer in kv_cache_shapes(config.model, cache.num_blocks, cache.block_size, config.kv_dtype):
+    model = config.model
+    # Learned positions are a rotation of one pair of channels, by nothing.
+    rotated = 2 if model.learned_positions else model.rotary_width
+    for layer in kv_cache_shapes(model, cache.num_blocks, cache.block_size, config.kv_dtype):
+        half = (model.head_dim if layer.is_spread else rotated) // 2
         try:
-            check_addressable(layer.pages)
+            check_kv_write(layer.pages, layer.scales, rope_spans(model.head_dim, half), device)
         except NotImplementedError as error:
-            most = MOST_CODES // math.prod(layer.pages.shape[1:]) - 1  # block 0 is for padding
-            return f"{error}; up to num_gpu_blocks_override={most} the kernel does it"
+            return str(error)
     return None

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.block_copy.reference import block_copy_reference
-from pallas_kernels.block_copy.triton import block_copy_triton
+from pallas_kernels.block_copy.triton import block_copy_triton, check_block_copy
+from pallas_kernels.byte_pairs import needs_pairs
 from pallas_kernels.dispatch import Device, choose
-from pallas_kernels.triton_call import check_addressable
 
 
 def block_copy(
@@ -52,7 +52,7 @@ def block_copy(
         implementation,
         check=partial(_check_support, pages),
         self_check=_check_block_copy,
-        case=(str(pages.dtype), scales is not None),
+        case=(str(pages.dtype), scales is not None, needs_pairs(pages.shape, pages.dtype)),
     )
     if name.startswith("triton") and source_ids.shape[0]:
         interpret = name == "triton-interpret"
@@ -62,14 +62,17 @@ def block_copy(
 
 def _check_support(pages: jax.Array, device: Device) -> None:
     del device  # moving bytes works on all of them
-    check_addressable(pages)
+    check_block_copy(pages)
 
 
-def _check_block_copy(implementation: str, dtype: str, with_scales: bool) -> Any:
+def _check_block_copy(implementation: str, dtype: str, with_scales: bool, paired: bool = False) -> Any:
     """Pages of more than one stretch, so that the last one is cut short."""
     pages = jnp.asarray(np.random.default_rng(0).integers(0, 8, (4, 2, 16, 300)), dtype)
     scales = jnp.arange(128, dtype=jnp.float32).reshape(4, 2, 16) if with_scales else None
     ids = jnp.array([1, 0, 2]), jnp.array([3, 0, 0])
-    copied = block_copy(pages, *ids, scales=scales, implementation=implementation)
+    run: Any = partial(block_copy, implementation=implementation)
+    if paired and implementation.startswith("triton"):
+        run = partial(block_copy_triton, paired=True, interpret=implementation != "triton")
+    copied = run(pages, *ids, scales=scales)
     pages, *rest = copied if with_scales else (copied,)
     return pages.astype(jnp.float32), *rest

@@ -1,5 +1,6 @@
 """The page copy as one Pallas-Triton launch: a program moves one stretch of one page, and its share of the scales."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -8,7 +9,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.triton_call import check_addressable, triton_call
+from pallas_kernels.byte_pairs import as_pairs, from_pairs, needs_pairs
+from pallas_kernels.triton_call import triton_call
 
 STRETCH_BYTES = 8192
 """Of a page that a program copies: 4 warps with four 16-byte accesses a lane."""
@@ -23,16 +25,20 @@ def block_copy_triton(
     *,
     scales: jax.Array | None = None,
     interpret: bool = False,
+    paired: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """Same contract as `block_copy`.
+    """Same contract as `block_copy`; `paired` copies any pool of bytes as those of 2 to 4 GiB have to be.
 
     Raises:
         NotImplementedError: a pool that the kernel cannot address.
     """
-    check_addressable(pages)
+    check_block_copy(pages)
     pool = (pages,) if scales is None else (pages, scales)
-    flat = tuple(array.reshape(array.shape[0], -1) for array in pool)
-    num_stretches = pl.cdiv(flat[0].shape[1] * pages.dtype.itemsize, STRETCH_BYTES)
+    flat = [array.reshape(array.shape[0], -1) for array in pool]
+    paired |= needs_pairs(pages.shape, pages.dtype)
+    if paired:
+        flat[0] = as_pairs(flat[0])
+    num_stretches = pl.cdiv(flat[0].shape[1] * flat[0].dtype.itemsize, STRETCH_BYTES)
     stretches = tuple(pl.next_power_of_2(pl.cdiv(array.shape[1], num_stretches)) for array in flat)
     copied = triton_call(
         partial(_kernel, stretches=stretches),
@@ -43,8 +49,18 @@ def block_copy_triton(
         input_output_aliases={2 + index: index for index in range(len(flat))},
         interpret=interpret,
     )(source_ids, target_ids, *flat)
-    copied = tuple(array.reshape(whole.shape) for array, whole in zip(copied, pool, strict=True))
-    return copied[0] if scales is None else copied
+    new_pages, *new_scales = copied
+    new_pages = (from_pairs(new_pages, pages.dtype) if paired else new_pages).reshape(pages.shape)
+    return new_pages if scales is None else (new_pages, new_scales[0].reshape(scales.shape))
+
+
+def check_block_copy(pages: jax.Array) -> None:
+    """Raises NotImplementedError for a pool that the kernel cannot address."""
+    if needs_pairs(pages.shape, pages.dtype) and math.prod(pages.shape[1:]) % 2:
+        raise NotImplementedError(
+            f"{pages.dtype}{pages.shape} has between 2 and 4 GiB of 8-bit elements, which are copied in pairs, and an "
+            "odd number of them in a page; take fewer or more pages"
+        )
 
 
 def _kernel(source_ids_ref: Any, target_ids_ref: Any, *pool_refs: Any, stretches: tuple[int, ...]) -> None:

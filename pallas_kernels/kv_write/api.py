@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.byte_pairs import needs_pairs
 from pallas_kernels.dispatch import choose
 from pallas_kernels.kv_format import FLOAT_DTYPES, dequantize, format_of, head_dim_of
 from pallas_kernels.kv_write.reference import kv_write_reference, rope_kv_write_reference
@@ -59,7 +60,7 @@ def kv_write(
         implementation,
         check=partial(check_kv_write, pages, scales, (Span(0, head_dim),)),
         self_check=_check_kv_write,
-        case=(str(k.dtype), str(pages.dtype), head_dim),
+        case=(str(k.dtype), str(pages.dtype), head_dim, needs_pairs(pages.shape, pages.dtype)),
     )
     if name.startswith("triton") and k.size:
         interpret = name == "triton-interpret"
@@ -111,7 +112,7 @@ def rope_kv_write(
         implementation,
         check=partial(check_kv_write, pages, scales, rope_spans(head_dim, half)),
         self_check=_check_rope_kv_write,
-        case=(str(qkv.dtype), str(pages.dtype), head_dim, half, rows),
+        case=(str(qkv.dtype), str(pages.dtype), head_dim, half, rows, needs_pairs(pages.shape, pages.dtype)),
     )
     operands = (qkv, cos, sin, pages, page_ids, offsets)
     if name.startswith("triton") and qkv.size:
@@ -160,17 +161,23 @@ def _tiny_scales(pages: jax.Array) -> jax.Array | None:
     return None if format_of(pages.dtype) is None else jnp.zeros(pages.shape[:3], jnp.float32)
 
 
-def _check_kv_write(implementation: str, dtype: str, pages_dtype: str, head_dim: int) -> Any:
+def _check_kv_write(implementation: str, dtype: str, pages_dtype: str, head_dim: int, paired: bool = False) -> Any:
     values, pages, *places = _tiny(dtype, pages_dtype, head_dim, 2)
-    k, v = values[:, :, 0], values[:, :, 1]
-    written = kv_write(k, v, pages, *places, scales=_tiny_scales(pages), implementation=implementation)
+    run: Any = partial(kv_write, implementation=implementation)
+    if paired and implementation.startswith("triton"):
+        run = partial(kv_write_triton, paired=True, interpret=implementation != "triton")
+    written = run(values[:, :, 0], values[:, :, 1], pages, *places, scales=_tiny_scales(pages))
     return dequantize(*written) if isinstance(written, tuple) else written
 
 
-def _check_rope_kv_write(implementation: str, dtype: str, pages_dtype: str, head_dim: int, half: int, rows: int) -> Any:
+def _check_rope_kv_write(
+    implementation: str, dtype: str, pages_dtype: str, head_dim: int, half: int, rows: int, paired: bool = False
+) -> Any:
     qkv, pages, *places = _tiny(dtype, pages_dtype, head_dim, rows)
     signs = 2 * np.random.default_rng(1).integers(0, 2, (2, 3, half)) - 1
     cos, sin = jnp.asarray(0.5 * signs[0], jnp.float32), jnp.asarray(0.25 * signs[1], jnp.float32)
-    scales = _tiny_scales(pages)
-    q, *written = rope_kv_write(qkv, cos, sin, pages, *places, scales=scales, implementation=implementation)
+    run: Any = partial(rope_kv_write, implementation=implementation)
+    if paired and implementation.startswith("triton"):
+        run = partial(rope_kv_write_triton, paired=True, interpret=implementation != "triton")
+    q, *written = run(qkv, cos, sin, pages, *places, scales=_tiny_scales(pages))
     return q, dequantize(*written) if len(written) == 2 else written[0]

@@ -8,18 +8,21 @@ On a GPU a quotient may be off by its last two bits, and e5m2 codes go by way of
 lies in the middle of two codes up to that may get either of them.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from pallas_kernels.byte_pairs import as_pairs, from_pairs, needs_pairs
 from pallas_kernels.dispatch import Device, current_device
 from pallas_kernels.kv_format import KVFormat, format_of
 from pallas_kernels.kv_write.config import tiles_for
-from pallas_kernels.triton_call import check_addressable, triton_call
+from pallas_kernels.triton_call import triton_call
 
 
 class Span(NamedTuple):
@@ -58,7 +61,13 @@ def check_kv_write(pages: jax.Array, scales: jax.Array | None, spans: tuple[Span
         raise NotImplementedError(f"int4 pages and an odd number of channels in {spans}")
     if pages.dtype == jnp.float8_e4m3fn and device is not None and (device.compute_capability or (0, 0)) < (8, 9):
         raise NotImplementedError(f"float8_e4m3fn pages on {device.kind}: compute capability 8.9 is needed")
-    check_addressable(pages, scales)
+    if needs_pairs(pages.shape, pages.dtype):
+        channels = 4 if kv_format is not None and kv_format.packed else 2
+        if any(span.start % channels or span.size % channels for span in spans):
+            raise NotImplementedError(
+                f"{pages.dtype}{pages.shape} has between 2 and 4 GiB of 8-bit elements, which are written {channels} "
+                f"channels at a time, and {spans} do not divide by that; take fewer or more pages"
+            )
 
 
 def kv_write_triton(
@@ -70,8 +79,9 @@ def kv_write_triton(
     *,
     scales: jax.Array | None = None,
     interpret: bool = False,
+    paired: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """Same contract as `kv_write`.
+    """Same contract as `kv_write`; `paired` writes any pool of bytes as those of 2 to 4 GiB have to be.
 
     Raises:
         NotImplementedError: a pool that the kernel cannot write.
@@ -80,7 +90,7 @@ def kv_write_triton(
     check_kv_write(pages, scales, (Span(0, head_dim),), None if interpret else current_device())
     tiles = tiles_for(tokens, heads, 2, head_dim)
     kernel = partial(_kv_write_kernel, heads=tiles.heads, kv_format=format_of(pages.dtype))
-    pool = (pages,) if scales is None else (pages, scales)
+    pool = _pool(pages, scales, paired)
     written = triton_call(
         kernel,
         name="kv_write",
@@ -90,7 +100,8 @@ def kv_write_triton(
         input_output_aliases={4 + index: index for index in range(len(pool))},
         interpret=interpret,
     )(k, v, page_ids, offsets, *pool)
-    return tuple(written) if scales is not None else written[0]
+    new_pages, *new_scales = _written(written, pages.dtype)
+    return (new_pages, new_scales[0]) if scales is not None else new_pages
 
 
 def rope_kv_write_triton(
@@ -103,8 +114,9 @@ def rope_kv_write_triton(
     *,
     scales: jax.Array | None = None,
     interpret: bool = False,
+    paired: bool = False,
 ) -> tuple[jax.Array, ...]:
-    """Same contract as `rope_kv_write`.
+    """Same contract as `rope_kv_write`; `paired` writes any pool of bytes as those of 2 to 4 GiB have to be.
 
     Raises:
         NotImplementedError: a pool that the kernel cannot write.
@@ -113,9 +125,9 @@ def rope_kv_write_triton(
     check_kv_write(pages, scales, rope_spans(head_dim, cos.shape[1]), None if interpret else current_device())
     tiles = tiles_for(tokens, heads, rows, head_dim)
     kernel = partial(_rope_kernel, heads=tiles.heads, kv_format=format_of(pages.dtype))
-    pool = (pages,) if scales is None else (pages, scales)
+    pool = _pool(pages, scales, paired)
     q_shape = jax.ShapeDtypeStruct((tokens, heads * (rows - 2), head_dim), qkv.dtype)
-    written = triton_call(
+    q, *written = triton_call(
         kernel,
         name="rope_kv_write",
         out_shape=(q_shape, *(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in pool)),
@@ -124,7 +136,19 @@ def rope_kv_write_triton(
         input_output_aliases={5 + index: 1 + index for index in range(len(pool))},
         interpret=interpret,
     )(qkv, cos, sin, page_ids, offsets, *pool)
-    return tuple(written)
+    return q, *_written(written, pages.dtype)
+
+
+def _pool(pages: jax.Array, scales: jax.Array | None, paired: bool) -> tuple[jax.Array, ...]:
+    """The pool as the kernel addresses it."""
+    pages = as_pairs(pages) if paired or needs_pairs(pages.shape, pages.dtype) else pages
+    return (pages,) if scales is None else (pages, scales)
+
+
+def _written(pool: Sequence[jax.Array], dtype: Any) -> tuple[jax.Array, ...]:
+    """The pool as it came, whose pages are of `dtype`."""
+    pages, *scales = pool
+    return (pages if pages.dtype == dtype else from_pairs(pages, dtype)), *scales
 
 
 def rope_spans(head_dim: int, half: int) -> tuple[Span, ...]:
@@ -214,15 +238,30 @@ def _peaks(parts: list[Part]) -> jax.Array:
 
 def _store_codes(ref: Any, index: tuple[Any, ...], span: Span, codes: jax.Array, kv_format: KVFormat) -> None:
     codes = jnp.minimum(jnp.maximum(codes, -kv_format.limit), kv_format.limit)
-    if jnp.issubdtype(kv_format.dtype, jnp.floating):
-        _store(ref, index, span, codes)
-        return
+    if ref.dtype == jnp.int16:
+        octets = _octets(codes, kv_format)
+        low, high = jnp.unstack(octets.reshape(octets.shape[0], -1, 2), axis=-1)
+        channels = 4 if kv_format.packed else 2
+        _store(ref, index, Span(span.start // channels, span.size // channels), low | (high << 8))
+    elif kv_format.packed:
+        _store(ref, index, Span(span.start // 2, span.size // 2), _octets(codes, kv_format))
+    else:
+        _store(ref, index, span, codes if _is_float(kv_format) else _nearest(codes))
+
+
+def _octets(codes: jax.Array, kv_format: KVFormat) -> jax.Array:
+    """int32 of what is stored in each byte, 0 .. 255."""
+    if _is_float(kv_format):
+        return lax.bitcast_convert_type(codes.astype(kv_format.dtype), jnp.int8).astype(jnp.int32) & 255
     integers = _nearest(codes)
     if not kv_format.packed:
-        _store(ref, index, span, integers)
-        return
+        return integers & 255
     low, high = jnp.unstack(integers.reshape(integers.shape[0], -1, 2), axis=-1)
-    _store(ref, index, Span(span.start // 2, span.size // 2), (low & 15) | ((high & 15) << 4))
+    return (low & 15) | ((high & 15) << 4)
+
+
+def _is_float(kv_format: KVFormat) -> bool:
+    return bool(jnp.issubdtype(kv_format.dtype, jnp.floating))
 
 
 def _nearest(values: jax.Array) -> jax.Array:

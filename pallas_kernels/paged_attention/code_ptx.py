@@ -92,6 +92,8 @@ def decode_int4(packed: jax.Array, interpret: bool) -> tuple[jax.Array, jax.Arra
 
 
 def _to_bfloat16(asm: str, codes: jax.Array) -> jax.Array:
-    shape: Any = jax.ShapeDtypeStruct(codes.shape, jnp.bfloat16)
+    # XLA's Triton takes a join of two results of 16-bit instructions on packs of four for one of its own making, whose
+    # numbers lie in another order, and mixes ours up. It does not look through a change of type.
+    shape: Any = jax.ShapeDtypeStruct(codes.shape, jnp.int16)
     [result] = plt.elementwise_inline_asm(asm, args=[codes], constraints="=r,=r,r", pack=4, result_shape_dtypes=[shape])
-    return result
+    return lax.bitcast_convert_type(result, jnp.bfloat16)

@@ -5,13 +5,13 @@ step with longer rows has a launch more, over tiles of more rows.
 """
 
 import functools
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.byte_pairs import as_pairs, needs_pairs
 from pallas_kernels.dispatch import Device, current_device
 from pallas_kernels.kv_format import format_of, head_dim_of
 from pallas_kernels.paged_attention.config import HOPPER, TileConfig, split_policy, tile_config
@@ -20,9 +20,6 @@ from pallas_kernels.paged_attention.triton_kernel import KernelSpec, MergeSpec, 
 from pallas_kernels.triton_call import triton_call
 
 MAX_GROUP = 16
-
-SIGNED_LIMIT = 1 << 31
-"""Elements that a signed 32-bit number can count."""
 
 
 def check_triton(
@@ -58,7 +55,7 @@ def check_triton(
             f"float32 with head_dim={head_dim} takes more shared memory than {device.kind} has; use bfloat16 or "
             "float16, or implementation='xla'"
         )
-    if _is_paired(pages_shape, pages_dtype) and pages_shape[-1] % 2:
+    if needs_pairs(pages_shape, pages_dtype) and pages_shape[-1] % 2:
         raise NotImplementedError(
             f"pages{tuple(pages_shape)} of {jnp.dtype(pages_dtype)}, between 2 and 4 GiB, need an even last axis in "
             "the Triton kernel; use another number of pages, or implementation='xla'"
@@ -144,7 +141,7 @@ def paged_attention_triton(
         pages_dtype=pages.dtype,
         packed=kv_format is not None and kv_format.packed,
         quantized=kv_format is not None,
-        paired=_is_paired(pages.shape, pages.dtype),
+        paired=needs_pairs(pages.shape, pages.dtype),
         as_bytes=_is_padded_float8(pages),
         scale=scale,
         window=window,
@@ -155,7 +152,7 @@ def paged_attention_triton(
         precision=_precision(q.dtype, interpret),
         interpret=interpret,
     )
-    pool = _paired(pages) if spec.paired else lax.bitcast_convert_type(pages, jnp.int8) if spec.as_bytes else pages
+    pool = as_pairs(pages) if spec.paired else lax.bitcast_convert_type(pages, jnp.int8) if spec.as_bytes else pages
     operands = [q, pool, block_tables]
     if kv_format is not None:
         assert scales is not None
@@ -239,15 +236,6 @@ def _precision(dtype: Any, interpret: bool) -> Any:
     return lax.Precision.HIGHEST if interpret else lax.DotAlgorithmPreset.TF32_TF32_F32_X3
 
 
-def _is_paired(pages_shape: tuple[int, ...], pages_dtype: Any) -> bool:
-    """Whether the pool's 8-bit elements must be counted in pairs.
-
-    Pallas counts elements in 32 bits up to 4 GiB, and Triton takes those for signed: from 2^31 on it would read below
-    the pool's beginning.
-    """
-    return jnp.dtype(pages_dtype).itemsize == 1 and SIGNED_LIMIT < math.prod(pages_shape) <= 1 << 32
-
-
 def _is_padded_float8(pages: jax.Array) -> bool:
     """Whether float8 elements must be loaded as bytes: what stands in for channels that pad H to a power of two is an
     integer to Pallas, which it cannot turn into a float8."""
@@ -256,11 +244,5 @@ def _is_padded_float8(pages: jax.Array) -> bool:
         padded
         and jnp.issubdtype(pages.dtype, jnp.floating)
         and pages.dtype.itemsize == 1
-        and not _is_paired(pages.shape, pages.dtype)
+        and not needs_pairs(pages.shape, pages.dtype)
     )
-
-
-def _paired(pages: jax.Array) -> jax.Array:
-    """int16[P, 2K, S, H / 2]: the same memory."""
-    pairs = pages.reshape(*pages.shape[:-1], pages.shape[-1] // 2, 2)
-    return lax.bitcast_convert_type(pairs, jnp.int16)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxinfer.cache.paged import LayerCache, kv_cache_shapes
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import param_shapes
 from jaxinfer.runner.inputs import StepSpec, packed_size, unpack
@@ -134,7 +135,7 @@ def step_program(step: Step) -> Program:
     """The engine's program."""
     leaves, tree = jax.tree.flatten(step.params)
     function = make_forward_step(step.config, tree, step.spec, block_size=BLOCK_SIZE, num_logprobs=0)
-    kv = (jax.ShapeDtypeStruct((step.num_pages, *step.page_shape), jnp.bfloat16),) * step.config.num_hidden_layers
+    kv = kv_cache_shapes(step.config, step.num_pages, BLOCK_SIZE, "bfloat16")
     state = jax.eval_shape(lambda: init_state(step.rows, step.config.vocab_size))
     packed = jax.ShapeDtypeStruct((packed_size(step.spec),), jnp.int32)
     return Program(f"decode_step {step.name}", _jitted(step, function), (tuple(leaves), kv, state, packed))
@@ -195,7 +196,8 @@ def _run(step: Step, session: Session, programs: Sequence[Compiled]) -> dict[str
     (run,) = programs
     leaves = tuple(jax.tree.leaves(_weights(step.params)))
     shape = (step.num_pages, *step.page_shape)
-    kv = tuple(random_values(shape, jnp.dtype(jnp.bfloat16), layer) for layer in range(step.config.num_hidden_layers))
+    pools = (random_values(shape, jnp.dtype(jnp.bfloat16), layer) for layer in range(step.config.num_hidden_layers))
+    kv = tuple(map(LayerCache, pools))
     packed = packed_inputs(step)
 
     def once(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:

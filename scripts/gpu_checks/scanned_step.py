@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.cache.paged import LayerCache
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLayer
 from jaxinfer.models.norm import Norm
@@ -46,7 +47,8 @@ def make_scanned_step(config: ModelConfig, spec: StepSpec, num_pages: int, block
                 block_tables=attention.block_tables + first_page,
             )
             apply: Any = DecoderLayer(config, config.layer_kind(0)).apply
-            return apply({"params": weights}, x, angles, shifted, pool), None
+            x, cache = apply({"params": weights}, x, angles, shifted, LayerCache(pool))
+            return (x, cache.pages), None
 
         x = params["embed"]["embedding"][last_tokens]
         first_pages = num_pages * jnp.arange(config.num_hidden_layers, dtype=jnp.int32)

@@ -145,13 +145,15 @@ def test_a_quantised_cache_costs_no_memory_and_few_launches(step: Compile, kv_dt
     assert {kernel.spill_bytes for kernel in coded.report.kernels} == {0}
 
 
-def test_a_pool_too_large_for_the_kernel_is_written_in_place_by_xla() -> None:
+def test_a_pool_of_bytes_that_are_addressed_in_pairs_changes_nothing(step: Compile) -> None:
+    """3 GiB a layer: what an 8B model has on an H200 that it fills."""
     config = replace(LLAMA_8B, num_hidden_layers=2)
     pages = (3 << 30) // (16 * 16 * LLAMA_8B.head_dim)
     large = compile_step(gpu_target("h200"), config, DECODE, num_pages=pages, kv_dtype="int8")
     assert_in_place(large)
-    assert large.report.temp_bytes < 32 * MIB
-    assert [launch.name for launch in large.report.launches].count("paged_attention_short") == 2
+    plain = step("h200", num_layers=2)
+    assert large.report.temp_bytes <= 1.01 * plain.report.temp_bytes
+    assert [launch.name for launch in large.report.launches] == [launch.name for launch in plain.report.launches]
 
 
 def test_tiny_step_compiles_for_every_gpu(gpu: str, tiny_config: ModelConfig) -> None:

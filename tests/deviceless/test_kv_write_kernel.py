@@ -86,6 +86,16 @@ def test_a_pool_beyond_32_bit_offsets_is_written_in_place() -> None:
     assert_one_launch(report, "rope_kv_write", given)
 
 
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.float8_e4m3fn, jnp.uint8])
+def test_a_pool_that_is_addressed_in_pairs_of_bytes_is_written_and_copied_in_place(dtype: Any) -> None:
+    given = pool(dtype, 8, 128, pages=(3 << 30) // (256 * (64 if dtype == jnp.uint8 else 128)))
+    assert 1 << 31 < given.pages.size < 1 << 32
+    report = compile_for(gpu_target("h200"), in_place(rope_kv_write), rope(8, 4, 128, 128), given, INDEX, INDEX)
+    assert_one_launch(report, "rope_kv_write", given)
+    report = compile_for(gpu_target("h200"), in_place(block_copy), (), given, INDEX, INDEX)
+    assert_one_launch(report, "block_copy", given)
+
+
 def test_ampere_writes_e4m3_through_xla_in_place() -> None:
     given = pool(jnp.float8_e4m3fn, 8, 128)
     report = compile_for(gpu_target("a100-80g"), in_place(rope_kv_write), rope(8, 4, 128, 128), given, INDEX, INDEX)

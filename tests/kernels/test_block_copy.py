@@ -55,6 +55,20 @@ def test_long_pages_are_copied_to_the_end(monkeypatch: pytest.MonkeyPatch) -> No
     np.testing.assert_array_equal(got_scales, scales[[0, 2, 2]])
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_bytes_in_pairs(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools of 2 to 4 GiB are copied as int16; here every pool."""
+    monkeypatch.setattr("pallas_kernels.byte_pairs.SIGNED_LIMIT", 0)
+    pages, scales = random_pages(dtype, (4, 2, 3, 6)), np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    run = jax.jit(partial(block_copy, implementation="triton-interpret"))
+    got_pages, got_scales = run(jnp.asarray(pages), np.array([2, 0]), np.array([1, 0]), scales=scales)
+    assert got_pages.dtype == pages.dtype
+    np.testing.assert_array_equal(exact(got_pages), exact(pages[[0, 2, 2, 3]]))
+    np.testing.assert_array_equal(got_scales, scales[[0, 2, 2, 3]])
+    with pytest.raises(NotImplementedError, match="odd number of them in a page"):
+        run(jnp.asarray(pages[:, :1, :, :5]), np.array([2]), np.array([1]))
+
+
 def test_no_pairs_change_nothing(copy: Any) -> None:
     pages = random_pages("int8", (3, 2, 2, 4))
     none = np.zeros(0, np.int32)

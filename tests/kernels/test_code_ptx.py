@@ -1,5 +1,9 @@
 """The instructions that decode KV codes, carried out one by one for every code there is."""
 
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -21,7 +25,7 @@ def fused(a: int, b: int, c: int) -> int:
     return int(low) | int(high) << 16
 
 
-OPERATIONS = {
+OPERATIONS: dict[str, Any] = {
     "mov.b32": lambda a: a,
     "and.b32": lambda a, b: a & b,
     "or.b32": lambda a, b: a | b,
@@ -64,3 +68,11 @@ def test_every_code(ptx: str, expected: np.ndarray) -> None:
     wanted = expected.astype(np.float64)[order]
     real = ~np.isnan(wanted)
     np.testing.assert_array_equal(got[real], wanted[real])
+
+
+def test_no_instructions_are_joined() -> None:
+    """XLA's Triton joins results of packs of four in an order of its own: there must be something in between."""
+    jaxpr = jax.make_jaxpr(lambda packed: code_ptx.decode_int4(packed, False))(jnp.zeros((4, 8), jnp.uint8)).jaxpr
+    makers = {str(out): equation.primitive.name for equation in jaxpr.eqns for out in equation.outvars}
+    assert any("inline_asm" in name for name in makers.values())
+    assert {makers[str(out)] for out in jaxpr.outvars} == {"bitcast_convert_type"}

@@ -194,7 +194,20 @@ def test_bad_arguments_are_refused_by_name() -> None:
 def test_pools_that_the_kernel_cannot_write_are_not_attempted() -> None:
     index = jax.ShapeDtypeStruct((2,), jnp.int32)
     run = partial(jax.eval_shape, partial(kv_write, implementation="triton"))
-    k = jax.ShapeDtypeStruct((2, 2, 64), jnp.bfloat16)
-    pages = jax.ShapeDtypeStruct((1 << 20, 4, 16, 64), jnp.int8)  # 4 GiB of bytes: offsets need more than 31 bits
-    with pytest.raises(NotImplementedError, match="between 2 and 4 GiB"):
+    k = jax.ShapeDtypeStruct((2, 2, 63), jnp.bfloat16)
+    pages = jax.ShapeDtypeStruct((1 << 20, 4, 16, 63), jnp.int8)  # almost 4 GiB of bytes: no pairs of channels
+    with pytest.raises(NotImplementedError, match="between 2 and 4 GiB.*2 channels at a time"):
         run(k, k, pages, index, index, scales=jax.ShapeDtypeStruct(pages.shape[:3], jnp.float32))
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+def test_bytes_in_pairs(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools of 2 to 4 GiB are written as int16; here every pool."""
+    k, v = np.random.default_rng(4).standard_normal((2, 6, 2, 24)).astype(np.float32)
+    codes, scales = pool(dtype, 4, 2, 4, 24)
+    places = np.array([1, 1, 3, 2, 0, 0]), np.array([0, 3, 2, 1, 0, 0])
+    expected = jax.jit(partial(kv_write, implementation="triton-interpret"))(k, v, codes, *places, scales=scales)
+    monkeypatch.setattr("pallas_kernels.byte_pairs.SIGNED_LIMIT", 0)
+    got = jax.jit(partial(kv_write, implementation="triton-interpret"))(k, v, codes, *places, scales=scales)
+    assert got[0].dtype == codes.dtype and got[0].shape == codes.shape
+    jax.tree.map(np.testing.assert_array_equal, got, expected)

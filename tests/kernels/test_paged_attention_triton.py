@@ -256,5 +256,5 @@ def test_equals_float64(case: Case) -> None:
 @pytest.mark.parametrize("pages", ["float8_e4m3fn", "uint8"])
 def test_bytes_in_pairs(pages: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pools of 2 to 4 GiB are read as int16; here every pool."""
-    monkeypatch.setattr("pallas_kernels.paged_attention.triton.SIGNED_LIMIT", 0)
+    monkeypatch.setattr("pallas_kernels.byte_pairs.SIGNED_LIMIT", 0)
     check(replace(CASES["decode, int4"], pages=pages, head_dim=96 if pages == "uint8" else 64))

@@ -114,6 +114,17 @@ def test_it_is_rotate_then_kv_write_bit_for_bit(implementation: str, pool: str) 
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
+@pytest.mark.parametrize("pool", ["int8", "float8_e4m3fn", "uint8"])
+def test_bytes_in_pairs(pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools of 2 to 4 GiB are written as int16; here every pool, and in three spans of channels."""
+    given = inputs(Case(2, 3, 32, 24), pool, seed=3)
+    run = partial(rope_kv_write, implementation="triton-interpret")
+    expected = jax.jit(run)(*given, scales=scales_of(given.pages))
+    monkeypatch.setattr("pallas_kernels.byte_pairs.SIGNED_LIMIT", 0)
+    got = jax.jit(partial(run))(*given, scales=scales_of(given.pages))
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+
 @pytest.mark.parametrize("pool", ["int8", "uint8"])
 def test_bfloat16_keys_are_quantised_from_what_they_round_to(pool: str) -> None:
     """Left to itself XLA drops a rounding to bfloat16 that is undone at once."""
@@ -191,10 +202,15 @@ def test_halves_that_int4_cannot_pair_are_not_attempted() -> None:
 
 @pytest.mark.parametrize("pool", ["bfloat16", "int8", "float8_e4m3fn", "float8_e5m2", "uint8"])
 def test_the_self_checks_pass_right_kernels(pool: str) -> None:
-    for check, case in (
-        (api._check_kv_write, ("bfloat16", pool, 20)),
-        (api._check_rope_kv_write, ("bfloat16", pool, 20, 8, 5)),
-    ):
+    cases: list[Any] = [
+        (check, (*case, paired))
+        for check, case in (
+            (api._check_kv_write, ("bfloat16", pool, 20)),
+            (api._check_rope_kv_write, ("bfloat16", pool, 20, 8, 5)),
+        )
+        for paired in (False, True)[: 1 if pool == "bfloat16" else 2]
+    ]
+    for check, case in cases:
         one, other = (jax.jit(partial(check, name, *case))() for name in ("triton-interpret", "reference"))
         assert self_check.difference(one, other) is None
 

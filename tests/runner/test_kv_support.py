@@ -1,5 +1,6 @@
 """Cache dtypes and pools by GPU, without one."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -37,23 +38,29 @@ def test_everything_else_is_taken(kind: str | None) -> None:
                 require_kv_dtype(dtype)
 
 
-def engine_config(dtype: str, layer_bytes: int) -> EngineConfig:
+def engine_config(dtype: str, layer_bytes: int, model: ModelConfig = LLAMA_8B) -> EngineConfig:
     """Pages of a layer, without scales, of so many bytes."""
-    row = {"bfloat16": 256, "int8": 128, "fp8_e4m3": 128, "int4": 64}[dtype]
-    cache = CacheConfig(16, layer_bytes // (16 * 16 * row), dtype)
-    return EngineConfig(LLAMA_8B, cache, SchedulerConfig(), RunnerConfig("bfloat16"))
+    bits = {"bfloat16": 16, "int8": 8, "fp8_e4m3": 8, "int4": 4}[dtype]
+    page = 16 * 2 * model.num_key_value_heads * model.head_dim * bits // 8
+    return EngineConfig(model, CacheConfig(16, layer_bytes // page, dtype), SchedulerConfig(), RunnerConfig("bfloat16"))
 
 
-@pytest.mark.parametrize("dtype", ["int8", "fp8_e4m3", "int4"])
-def test_pools_that_the_kernels_cannot_address_are_told(dtype: str) -> None:
-    gib = 2**30
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "fp8_e4m3", "int4"])
+@pytest.mark.parametrize("gib", [2, 3, 4, 5])
+def test_the_kernel_writes_pools_of_every_size(dtype: str, gib: int) -> None:
     with on(H200):
-        fits = engine_config(dtype, 2 * gib)
-        assert slow_pool(fits) is None
-        reason = str(slow_pool(engine_config(dtype, 3 * gib)))
-        assert "between 2 and 4 GiB" in reason
-        assert f"num_gpu_blocks_override={fits.cache.num_blocks - 1} the kernel" in reason
-        assert "between 2 and 4 GiB" in str(slow_pool(engine_config(dtype, 4 * gib)))
-        assert slow_pool(engine_config(dtype, 5 * gib)) is None
-        assert slow_pool(engine_config("bfloat16", 3 * gib)) is None
-    assert slow_pool(engine_config(dtype, 3 * gib)) is None  # on the CPU there are no kernels
+        assert slow_pool(engine_config(dtype, gib << 30)) is None
+
+
+@pytest.mark.parametrize(
+    "model",
+    [replace(LLAMA_8B, head_dim=66), replace(LLAMA_8B, rotary_dim=30), replace(LLAMA_8B, learned_positions=True)],
+    ids=["odd halves", "odd halves of what is rotated", "learned positions"],
+)
+def test_pools_that_the_kernel_cannot_write_are_told(model: ModelConfig) -> None:
+    """Bytes are counted in pairs from 2 to 4 GiB, and halves of an odd number of channels have none."""
+    with on(H200):
+        assert "between 2 and 4 GiB" in str(slow_pool(engine_config("int8", 3 << 30, model)))
+        assert slow_pool(engine_config("int8", 5 << 30, model)) is None
+        assert slow_pool(engine_config("bfloat16", 3 << 30, model)) is None
+    assert slow_pool(engine_config("int8", 3 << 30, model)) is None  # on the CPU there are no kernels

@@ -51,7 +51,10 @@ class Device:
         self.config = config
         self.window = window or 10**9
         self.block_size = cache.block_size
-        self.pool: dict[tuple[int, int], tuple[int, str | None]] = {}
+        self.params = 0
+        """Counts updates of the parameters."""
+        self.pool: dict[tuple[int, int], tuple[int, str | None, int]] = {}
+        """Of each slot its token, its writer's salt, and the oldest parameters that have a part in it."""
         self.last_token: dict[int, tuple[Request, int, int]] = {}
         self.poisoned: set[str] = set()
 
@@ -63,13 +66,20 @@ class Device:
                     self.pool[target, offset] = self.pool[source, offset]
         written = set()
         for row in plan.rows:
+            oldest = min((params for _, _, params in self.read(row.request, row.start, row.start)), default=self.params)
             for position, token in enumerate(self.new_tokens(row), row.start):
                 block = row.request.block_ids[position // self.block_size]
                 slot = (block, position % self.block_size)
                 assert slot not in written, "two rows write to the same slot"
                 written.add(slot)
-                self.pool[slot] = (token, row.request.cache_salt)
+                self.pool[slot] = (token, row.request.cache_salt, oldest)
         return StepResult(tuple(self.result(row) for row in plan.rows), device_seconds=0.0)
+
+    def read(self, request: Request, start: int, stop: int) -> list[tuple[int, str | None, int]]:
+        """The slots that tokens from `start` on see before `stop`."""
+        positions = range(max(0, start - self.window + 1), stop)
+        size = self.block_size
+        return [self.pool[request.block_ids[position // size], position % size] for position in positions]
 
     def new_tokens(self, row) -> list[int]:
         request, stop = row.request, row.start + row.num_tokens
@@ -86,15 +96,11 @@ class Device:
         request, stop = row.request, row.start + row.num_tokens
         if not row.samples and self.window > stop:
             return RowResult(None)
-        begin = max(0, row.start - self.window + 1)
-        read = [
-            self.pool[request.block_ids[position // self.block_size], position % self.block_size]
-            for position in range(begin, stop)
-        ]
-        history = [token for token, _ in read]
-        known = request.token_ids(begin, min(stop, request.num_known_tokens))
+        read = self.read(request, row.start, stop)
+        history = [token for token, _, _ in read]
+        known = request.token_ids(stop - len(read), min(stop, request.num_known_tokens))
         assert history[: len(known)] == known, "a request reads what is not its own history"
-        assert all(salt == request.cache_salt for _, salt in read), "a request reads what another salt has written"
+        assert {salt for _, salt, _ in read} == {request.cache_salt}, "a request reads what another salt has written"
         if not row.samples:
             return RowResult(None)
         token = draw(history[-self.window :], request, stop - request.num_prompt_tokens)
@@ -102,10 +108,11 @@ class Device:
         return RowResult(token, finite=request.request_id not in self.poisoned)
 
     def check_cache(self, blocks: dict[int, bytes]) -> None:
-        """Every block that can be found holds the ids that its key ends in."""
+        """Every block that can be found holds the ids that its key ends in, made by the latest parameters alone."""
         for block, key in blocks.items():
-            held = [self.pool[block, offset][0] for offset in range(self.block_size)]
-            assert held == list(struct.unpack(f"<{self.block_size}i", key[32:]))
+            held, _, params = zip(*(self.pool[block, offset] for offset in range(self.block_size)), strict=True)
+            assert held == struct.unpack(f"<{self.block_size}i", key[32:])
+            assert set(params) == {self.params}, "what older parameters have made can be found"
 
     def check_plan(self, plan: StepPlan) -> None:
         rows, config = plan.rows, self.config

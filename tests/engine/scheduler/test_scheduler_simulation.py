@@ -68,6 +68,7 @@ def random_event(sim, rng: random.Random) -> None:
     elif what < 0.2 and sim.live:
         random_fork(sim, rng)
     elif what < 0.21:
+        sim.device.params += 1
         sim.scheduler.forget_prefixes()
     elif what < 0.22:
         sim.scheduler.reset_prefix_cache(preempt=rng.random() < 0.5)
