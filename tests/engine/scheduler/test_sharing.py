@@ -2,7 +2,8 @@
 
 import pytest
 
-from jaxinfer.engine.request import RequestStatus
+from jaxinfer.engine.request import Request, RequestStatus
+from jaxinfer.engine.sampling_params import SamplingParams
 
 
 def first_draw(sim, request) -> int:
@@ -97,6 +98,26 @@ class TestFork:
         sim.check_outputs()
 
 
+class TestCache:
+    def test_a_prompts_block_is_found_from_the_step_on_that_fills_it(self, simulation):
+        scheduler = simulation(block_size=4, num_batched=8).scheduler
+        request = Request("r", list(range(12)), SamplingParams(), 0.0, 20)
+        scheduler.add(request)
+        found = [scheduler.schedule() and len(scheduler.block_manager.cache) for _ in range(2)]
+        assert found == [2, 3]
+
+    @pytest.mark.parametrize("run_ahead", [0, 1])
+    def test_a_generated_block_is_found_when_its_ids_are_known(self, simulation, run_ahead):
+        """Without running ahead in the step that computes its last token; with it when that token is committed."""
+        sim = simulation(block_size=4, run_ahead=run_ahead)
+        sim.add(3, 20)
+        seen = []
+        for _ in range(6):
+            sim.step()
+            seen.append(len(sim.scheduler.block_manager.cache))
+        assert seen == [0, 1, 1, 1, 1, 2]
+
+
 class TestPreemption:
     def test_who_is_preempted_takes_nothing_from_those_that_share(self, simulation):
         sim = simulation(num_blocks=8, block_size=4, run_ahead=0, num_seqs=4)
@@ -142,8 +163,9 @@ class TestPlaces:
         assert all(first_draw(sim, sample) == until + 1 for sample in long.siblings[1:])
 
     def test_samples_come_before_what_arrived_later(self, simulation):
-        sim = simulation(num_seqs=3)
-        samples = sim.add(3, 9, n=3).siblings
+        sim = simulation(num_seqs=3, num_batched=8)
+        samples = sim.add(30, 9, n=3).siblings
+        sim.step()
         later = [sim.add(3, 9) for _ in range(2)]
         sim.run()
         sim.check_outputs()
