@@ -67,6 +67,19 @@ class TestFork:
         sim.run()
         sim.check_outputs()
 
+    def test_a_block_that_the_last_owner_writes_again_is_not_found(self, running):
+        """Its source has filled it with other tokens than the fork will."""
+        sim, source = running
+        while source.num_known_tokens < 13:
+            sim.step()
+        twin = sim.fork(source, [], child_index=1)
+        assert (twin.num_computed_tokens, len(sim.scheduler.block_manager.cache)) == (9, 3)
+        sim.scheduler.finish(source, "abort")
+        sim.step()
+        assert len(sim.scheduler.block_manager.cache) == 2
+        sim.run()
+        sim.check_outputs()
+
     def test_without_a_slot_a_fork_waits(self, simulation):
         sim = simulation(block_size=4, num_seqs=1)
         source = sim.add(10, 6)
