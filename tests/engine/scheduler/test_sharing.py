@@ -2,7 +2,8 @@
 
 import pytest
 
-from jaxinfer.engine.request import RequestStatus
+from jaxinfer.engine.request import Request, RequestStatus
+from jaxinfer.engine.sampling_params import SamplingParams
 
 
 def first_draw(sim, request) -> int:
@@ -66,6 +67,19 @@ class TestFork:
         sim.run()
         sim.check_outputs()
 
+    def test_a_block_that_the_last_owner_writes_again_is_not_found(self, running):
+        """Its source has filled it with other tokens than the fork will."""
+        sim, source = running
+        while source.num_known_tokens < 13:
+            sim.step()
+        twin = sim.fork(source, [], child_index=1)
+        assert (twin.num_computed_tokens, len(sim.scheduler.block_manager.cache)) == (9, 3)
+        sim.scheduler.finish(source, "abort")
+        sim.step()
+        assert len(sim.scheduler.block_manager.cache) == 2
+        sim.run()
+        sim.check_outputs()
+
     def test_without_a_slot_a_fork_waits(self, simulation):
         sim = simulation(block_size=4, num_seqs=1)
         source = sim.add(10, 6)
@@ -95,6 +109,26 @@ class TestFork:
         sim.run()
         assert not sim.scheduler.must_sync
         sim.check_outputs()
+
+
+class TestCache:
+    def test_a_prompts_block_is_found_from_the_step_on_that_fills_it(self, simulation):
+        scheduler = simulation(block_size=4, num_batched=8).scheduler
+        request = Request("r", list(range(12)), SamplingParams(), 0.0, 20)
+        scheduler.add(request)
+        found = [scheduler.schedule() and len(scheduler.block_manager.cache) for _ in range(2)]
+        assert found == [2, 3]
+
+    @pytest.mark.parametrize("run_ahead", [0, 1])
+    def test_a_generated_block_is_found_when_its_ids_are_known(self, simulation, run_ahead):
+        """Without running ahead in the step that computes its last token; with it when that token is committed."""
+        sim = simulation(block_size=4, run_ahead=run_ahead)
+        sim.add(3, 20)
+        seen = []
+        for _ in range(6):
+            sim.step()
+            seen.append(len(sim.scheduler.block_manager.cache))
+        assert seen == [0, 1, 1, 1, 1, 2]
 
 
 class TestPreemption:
@@ -142,8 +176,9 @@ class TestPlaces:
         assert all(first_draw(sim, sample) == until + 1 for sample in long.siblings[1:])
 
     def test_samples_come_before_what_arrived_later(self, simulation):
-        sim = simulation(num_seqs=3)
-        samples = sim.add(3, 9, n=3).siblings
+        sim = simulation(num_seqs=3, num_batched=8)
+        samples = sim.add(30, 9, n=3).siblings
+        sim.step()
         later = [sim.add(3, 9) for _ in range(2)]
         sim.run()
         sim.check_outputs()
