@@ -20,12 +20,13 @@ ALLOWED = {
     "engine": {"foundation", "models.config", "tokenizers"}
     | {"cache.block_manager", "cache.prefix_cache", "cache.sight"},
     "sampling": {"foundation", "engine"},
-    "models": {"foundation", "pallas_kernels"},
-    "checkpoint": {"foundation", "models", "tokenizers"},
+    "quant": {"foundation", "pallas_kernels"},
+    "models": {"foundation", "quant", "pallas_kernels"},
+    "checkpoint": {"foundation", "models", "quant", "tokenizers"},
     # What a checkpoint is, and what the engine accepts today, read when a plan is asked for.
     "planning": {"foundation", "models", "cache", "checkpoint", "startup.args"},
-    "runner": {"foundation", "models", "cache", "engine", "sampling", "planning", "pallas_kernels"},
-    "startup": {"foundation", "models", "engine", "runner", "checkpoint", "planning", "tokenizers"},
+    "runner": {"foundation", "models", "quant", "cache", "engine", "sampling", "planning", "pallas_kernels"},
+    "startup": {"foundation", "models", "quant", "engine", "runner", "checkpoint", "planning", "tokenizers"},
     "serving": {"foundation", "engine", "tokenizers"},
     "front": {"foundation", "models.config", "engine", "startup", "serving", "tokenizers"},
     "openai": {"foundation", "engine", "tokenizers", "serving"},
@@ -43,7 +44,7 @@ ALLOWED = {
     }
     | {"startup"},
     "cli": {"foundation", "models", "engine", "runner", "checkpoint", "planning", "tokenizers", "startup", "serving"}
-    | {"front", "openai", "bench", "evaluation"},
+    | {"quant", "front", "openai", "bench", "evaluation"},
 }
 HOST_ONLY = [
     *sorted((ROOT / "jaxinfer/engine").glob("*.py")),

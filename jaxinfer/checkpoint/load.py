@@ -1,9 +1,9 @@
 """Streaming a checkpoint's weights to the device, a parameter at a time."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from jaxinfer.checkpoint.tensor import Tensor
 from jaxinfer.checkpoint.weight_map import Placement
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.progress_bar import ProgressBar
+
+if TYPE_CHECKING:
+    from jaxinfer.quant.plan import QuantPlan
 
 CHUNK_VALUES = 1 << 23  # values decoded at a time: 32 MB in float32, above what a decoder's temporaries cost per call
 ALIGNMENT = 64  # bytes; the CPU device adopts a host buffer so aligned instead of copying it
@@ -40,14 +43,17 @@ def resolve_dtype(dtype: str, checkpoint_dtype: str, platform: str) -> str:
     return name
 
 
-def load_params(checkpoint: Checkpoint, dtype: str, *, device: Any = None, progress: bool = False) -> dict[str, Any]:
+def load_params(
+    checkpoint: Checkpoint, dtype: str, *, plan: "QuantPlan | None" = None, device: Any = None, progress: bool = False
+) -> dict[str, Any]:
     """Loads the weights.
 
     Beside the parameters themselves at most one of them and a few chunks are in memory.
 
     Args:
         checkpoint: an opened checkpoint.
-        dtype: type of every parameter: "float32", "bfloat16" or "float16".
+        dtype: type of every parameter that is not quantised: "float32", "bfloat16" or "float16".
+        plan: which parameters are quantised as they are read, and how; None for none.
         device: where they go: a `jax.Device`, a `jax.sharding.Sharding`, or a tree of them like the parameters; None is
             JAX's default device.
         progress: show a progress bar.
@@ -56,20 +62,24 @@ def load_params(checkpoint: Checkpoint, dtype: str, *, device: Any = None, progr
         The parameter tree of ``jaxinfer.models.decoder``.
 
     Raises:
-        ValueError: a file changed since it was opened.
+        ValueError: a file changed since it was opened, or a value to be quantised is not finite.
     """
     import jax
 
     from jaxinfer.checkpoint.leaf_shapes import leaf_shapes, leaf_targets, nested
+    from jaxinfer.checkpoint.quantised import read_quantised
 
     targets = leaf_targets(device, leaf_shapes(checkpoint.model_config, dtype))
-    with ProgressBar(
-        total=stored_bytes(checkpoint), desc="Loading weights", unit="B", unit_scale=True, disable=not progress
-    ) as bar:
+    what = "Loading weights" if plan is None else f"Loading weights as {plan.method}"
+    with ProgressBar(total=stored_bytes(checkpoint), desc=what, unit="B", unit_scale=True, disable=not progress) as bar:
         # Waiting keeps a second host copy from piling up behind a slow transfer.
         arrays = {
             name: jax.block_until_ready(jax.device_put(host, targets[name]))
-            for name, host in read_leaves(checkpoint, dtype, on_bytes=bar.update)
+            for name, host in (
+                read_leaves(checkpoint, dtype, on_bytes=bar.update)
+                if plan is None
+                else read_quantised(checkpoint, dtype, plan, on_bytes=bar.update)
+            )
         }
     return nested(arrays)
 
@@ -101,13 +111,20 @@ def stored_bytes(checkpoint: Checkpoint) -> int:
 
 
 def read_leaves(
-    checkpoint: Checkpoint, dtype: str, *, on_bytes: Callable[[int], object] = lambda count: None
+    checkpoint: Checkpoint,
+    dtype: str,
+    *,
+    wide: Collection[str] = (),
+    skipped: Collection[str] = (),
+    on_bytes: Callable[[int], object] = lambda count: None,
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Reads the parameters one after the other, in the order of the tree's leaves.
 
     Args:
         checkpoint: an opened checkpoint.
         dtype: "float32", "bfloat16" or "float16".
+        wide: paths of parameters that are read in float32 all the same.
+        skipped: paths of parameters that are not read.
         on_bytes: told the stored bytes of each piece that has been read.
 
     Yields:
@@ -119,14 +136,19 @@ def read_leaves(
     from jaxinfer.checkpoint.leaf_shapes import leaf_shapes
 
     specs = leaf_shapes(checkpoint.model_config, dtype)
+    exact = leaf_shapes(checkpoint.model_config, "float32") if wide else {}
+    specs |= {name: exact[name] for name in wide}
     if checkpoint.leaves is not None:
         from jaxinfer.checkpoint.orbax import read_own_leaves
 
         yield from read_own_leaves(checkpoint.path, specs, on_bytes)
         return
     _check_tied_head(checkpoint)
-    sources = _by_leaf(checkpoint)
+    sources = placements_by_leaf(checkpoint)
     for name, spec in specs.items():
+        if name in skipped:
+            del sources[name]
+            continue
         host = _aligned_empty(spec.shape, spec.dtype)
         for placement in sources.pop(name):
             _fill(host, placement)
@@ -136,7 +158,8 @@ def read_leaves(
         raise ValueError(f"the decoder has no parameter {next(iter(sources))!r}, which the family table fills")
 
 
-def _by_leaf(checkpoint: Checkpoint) -> dict[str, list[Placement]]:
+def placements_by_leaf(checkpoint: Checkpoint) -> dict[str, list[Placement]]:
+    """Path of a parameter -> the tensors it is made of; empty for an Orbax directory."""
     sources: dict[str, list[Placement]] = {}
     for placement in checkpoint.placements:
         sources.setdefault(placement.slot.leaf, []).append(placement)
@@ -161,14 +184,14 @@ def _fill(host: np.ndarray, placement: Placement) -> None:
         stop = min(start + step, target.shape[0])
         rows = placement.tensor.rows(slot.first_row + start * rows_each, slot.first_row + stop * rows_each)
         if slot.pairs is not None:
-            rows = _split_pairs(rows, *slot.pairs)
+            rows = split_pairs(rows, *slot.pairs)
         if slot.offset:
             rows = rows.astype(np.float32) + np.float32(slot.offset)
         with np.errstate(over="ignore"):  # float16 overflow shows as inf logits, which end a request with an error
             target[start:stop] = rows.reshape(target[start:stop].shape)
 
 
-def _split_pairs(rows: np.ndarray, head_dim: int, channel_size: int) -> np.ndarray:
+def split_pairs(rows: np.ndarray, head_dim: int, channel_size: int) -> np.ndarray:
     """Moves rotary channels stored as pairs (2j, 2j + 1) half a head apart (j, j + head_dim / 2)."""
     return rows.reshape(-1, head_dim // 2, 2, channel_size).swapaxes(1, 2).reshape(rows.shape)
 

@@ -126,11 +126,12 @@ def load_orbax(
     wanted = np.dtype(dtype or _most_common(read))
     if wanted.name not in DTYPES:
         raise ValueError(f"dtype={wanted.name!r} must be one of {', '.join(DTYPES)}")
+    specs = {name: jax.ShapeDtypeStruct(spec.shape, wanted) for name, spec in specs.items()}
     targets = leaf_targets(sharding, specs)
     params = {}
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in read.values())
     with ProgressBar(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress) as bar:
-        for name, array in _read(directory, specs, sources, wanted, bar.update):
+        for name, array in _read(directory, specs, sources, bar.update):
             params[name] = jax.block_until_ready(jax.device_put(array, targets[name]))
     return nested({name: params[name] for name in specs})
 
@@ -138,7 +139,7 @@ def load_orbax(
 def read_own_leaves(
     path: Path, specs: Specs, on_bytes: Callable[[int], object] = lambda count: None
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Reads a model directory's parameters in the order of `specs`, in the dtype it says.
+    """Reads a model directory's parameters in the order of `specs`, in the dtypes it says.
 
     Raises:
         ValueError: a parameter is missing, too many or misshapen; names it and both shapes.
@@ -147,15 +148,13 @@ def read_own_leaves(
     stored = orbax_io.tree_leaves(directory)
     sources = {name: Sources(name) for name in specs}
     _check_sources(directory, specs, sources, stored, ())
-    dtype = next(iter(specs.values())).dtype
-    yield from _read(directory, specs, sources, dtype, on_bytes)
+    yield from _read(directory, specs, sources, on_bytes)
 
 
 def _read(
     directory: Path,
     specs: Specs,
     sources: Mapping[str, Sources],
-    dtype: np.dtype,
     on_bytes: Callable[[int], object],
 ) -> Iterator[tuple[str, np.ndarray]]:
     by_paths: dict[tuple[str, ...], list[str]] = {}  # layers that are stacked in one array are cut from one reading
@@ -172,7 +171,7 @@ def _read(
                     f"{list(specs[name].shape)}"
                 )
             with np.errstate(over="ignore"):  # float16 overflow shows as inf logits, which end a request with an error
-                yield name, made.astype(dtype, copy=False)
+                yield name, made.astype(specs[name].dtype, copy=False)
         on_bytes(sum(array.nbytes for array in arrays))
 
 

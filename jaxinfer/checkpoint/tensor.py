@@ -60,13 +60,20 @@ class Tensor:
         count = stop - start
         if not count or not self.row_bytes:
             return np.empty((count, *self.shape[1:]), np.float32)
+        mapped = self.stored_rows(start, stop)
+        if self.decode is not None:
+            return self.decode(mapped).reshape(count, *self.shape[1:])
+        return mapped.view(self.storage).reshape(count, *self.shape[1:])
+
+    def stored_rows(self, start: int, stop: int) -> np.ndarray:
+        """The bytes of entries `start` to `stop` of the first axis, which are some: uint8 `[stop - start, row_bytes]`,
+        read-only and mapped. Raises as `rows`."""
+        count = stop - start
         try:
             mapped = np.memmap(self.path, np.uint8, "r", self.offset + start * self.row_bytes, (count, self.row_bytes))
         except (OSError, ValueError) as error:
             raise ValueError(f"{self.path} changed while it was read, at tensor {self.name!r}: {error}") from error
-        if self.decode is not None:
-            return self.decode(mapped).reshape(count, *self.shape[1:])
-        return np.asarray(mapped).view(self.storage).reshape(count, *self.shape[1:])
+        return np.asarray(mapped)
 
 
 def stored_dtype(tensors: Iterable[Tensor]) -> str:

@@ -109,9 +109,15 @@ def _reader(item: Field[Any]) -> dict[str, Any]:
         return {"type": float, "metavar": "SHARE"}
     if item.type is bool:
         return {"action": argparse.BooleanOptionalAction}
-    if item.name == "override_generation_config":
+    if item.name in ("override_generation_config", "quantization_config"):
         return {"type": json_object, "metavar": "JSON"}
-    choices = {"dtype": "DTYPE", "scheduling_policy": "{fcfs,priority}", "tokenizer_mode": "auto", "hf_token": "TOKEN"}
+    choices = {
+        "dtype": "DTYPE",
+        "quantization": "METHOD",
+        "scheduling_policy": "{fcfs,priority}",
+        "tokenizer_mode": "auto",
+        "hf_token": "TOKEN",
+    }
     return {"metavar": choices.get(item.name, item.name.split("_")[-1].upper())}
 
 

@@ -18,6 +18,8 @@ KV cache, as prompt_logprobs does.
 maximum, in nats), at how many places the same token is the most probable, and which layers lose most, by the relative
 error of a layer's attention output when the cache of that layer alone is quantised (on the first 2048 tokens of the
 first window).
+
+--quantization measures quantised weights: compare runs with and without it.
 """
 COMPARED = ("int8", "fp8_e4m3", "fp8_e5m2", "int4")
 SIZES = ("max_num_seqs", "kv_cache_memory_bytes", "num_gpu_blocks_override", "enforce_eager", "max_logprobs")
@@ -93,7 +95,10 @@ def run(arguments: argparse.Namespace) -> int:
             compare=arguments.compare,
             on_window=progress,
         )
-    values = {"model": str(args.model), "text": str(arguments.text), **report.as_dict()}
+    import jax
+
+    weights = {"quantization": args.quantization, "weight_bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(params))}
+    values = {"model": str(args.model), "text": str(arguments.text), **weights, **report.as_dict()}
     document = json.dumps(values, indent=None if arguments.json else 2)
     if arguments.output_json is not None:
         arguments.output_json.write_text(document + "\n", encoding="utf-8")

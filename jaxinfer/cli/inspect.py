@@ -2,9 +2,13 @@
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from jaxinfer.cli.engine_options import json_object
 from jaxinfer.cli.model_options import add_model_options, find_model
+
+if TYPE_CHECKING:
+    from jaxinfer.checkpoint.checkpoint import Checkpoint
 
 DESCRIPTION = """\
 Prints what a model is: architecture, parameters, bytes, quantisation, context, rotary positions, special tokens, chat
@@ -26,6 +30,9 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
     parser.add_argument("model", metavar="MODEL", help="folder, GGUF file, Hub id or built-in name")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--quantization", metavar="METHOD", help="also tell how an engine on this machine stores it")
+    parser.add_argument("--quantization-config", metavar="JSON", type=json_object, help="options of the method")
+    parser.add_argument("--dtype", metavar="DTYPE", default="auto", help="of what is not quantised")
     add_model_options(parser)
 
 
@@ -35,12 +42,35 @@ def run(arguments: argparse.Namespace) -> int:
     from jaxinfer.checkpoint.summary import summarise
 
     path = find_model(arguments.model, arguments, weights=False)
-    facts = summarise(open_checkpoint(path, needs_weights=False))
+    checkpoint = open_checkpoint(path, needs_weights=False)
+    facts = summarise(checkpoint)
+    if arguments.quantization is not None:
+        facts["stored_as"] = _stored(checkpoint, arguments)
     if arguments.json:
         print(json.dumps(facts, ensure_ascii=False))
     else:
         print("\n".join(f"{label + ':':<20}{text}" for label, text in _lines(facts)))
     return 0
+
+
+def _stored(checkpoint: "Checkpoint", arguments: argparse.Namespace) -> dict[str, Any]:
+    """What an engine on the default device would make of the weights."""
+    import jax
+
+    from jaxinfer.checkpoint.load import resolve_dtype
+    from jaxinfer.models.decoder import param_shapes
+    from jaxinfer.quant.summary import summarise_plan
+    from jaxinfer.startup.args import EngineArgs
+    from jaxinfer.startup.quantization import named_method, quant_plan
+
+    options = {name: getattr(arguments, name) for name in ("quantization", "quantization_config", "dtype")}
+    args = EngineArgs(arguments.model, **options)
+    platform = jax.default_backend()
+    model = checkpoint.model_config
+    plan = quant_plan(named_method(args.quantization), args.quant_options, model, checkpoint, platform)
+    assert plan is not None
+    dtype = resolve_dtype(args.dtype, checkpoint.dtype, platform)
+    return {"device": platform} | summarise_plan(plan, param_shapes(model, dtype))
 
 
 def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -60,6 +90,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
             "quantisation",
             ", ".join(f"{name} ({_tensors(n)})" for name, n in facts["quantised_tensors"].items()) or "none",
         ),
+        *_stored_line(facts),
         ("context", f"{facts['context']:,} tokens"),
         ("rope", f"theta {rope['theta']:g}, " + (_named(rope["scaling"]) or "no scaling")),
         ("other settings", _named(facts["other_settings"]) or "none"),
@@ -75,6 +106,15 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
 def _bytes(facts: dict[str, Any]) -> str:
     by_dtype = ", ".join(f"{name} {count:,}" for name, count in facts["bytes_by_dtype"].items())
     return f"{facts['bytes']:,}: {by_dtype}" + ("" if facts["weights"] else " (by the config; no weights are here)")
+
+
+def _stored_line(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    stored = facts.get("stored_as")
+    if stored is None:
+        return []
+    from jaxinfer.quant.summary import format_lines
+
+    return [(f"{stored['method']} on {stored['device']}", format_lines(stored))]
 
 
 def _tensors(count: int) -> str:

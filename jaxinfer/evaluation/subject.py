@@ -11,6 +11,7 @@ from jaxinfer.runner.compile_cache import enable_compile_cache
 from jaxinfer.startup.args import EngineArgs
 from jaxinfer.startup.device_memory import claim_gpu_memory
 from jaxinfer.startup.loading import find_model, make_tokenizer
+from jaxinfer.startup.quantization import named_method, quant_plan
 from jaxinfer.startup.sizing import compilation_cache_dir
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 from jaxinfer.typing import Params
@@ -60,8 +61,16 @@ class Subject:
         return longest if wanted is None else wanted
 
     def load(self) -> Params:
-        """Reads the parameters; programs compiled from now on are kept as the arguments say."""
+        """Reads the parameters and quantises them as the arguments say; programs compiled from now on are kept where
+        they say."""
         folder = compilation_cache_dir(self.args)
         if folder is not None:
             enable_compile_cache(folder)
-        return load_params(self.checkpoint, self.dtype, progress=self.args.use_tqdm_on_load)
+        plan = quant_plan(
+            named_method(self.args.quantization),
+            self.args.quant_options,
+            self.config,
+            self.checkpoint,
+            jax.default_backend(),
+        )
+        return load_params(self.checkpoint, self.dtype, plan=plan, progress=self.args.use_tqdm_on_load)

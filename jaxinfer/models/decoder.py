@@ -17,6 +17,7 @@ from jaxinfer.models.mlp import MLP
 from jaxinfer.models.moe import MixtureOfExperts
 from jaxinfer.models.norm import Norm
 from jaxinfer.models.rope import Rotation, rotation
+from jaxinfer.quant.plan import QuantPlan
 from jaxinfer.typing import Params
 
 
@@ -168,8 +169,9 @@ def init_params(config: ModelConfig, rng: jax.Array, dtype: Any = jnp.float32) -
     return Decoder(config, jnp.dtype(dtype)).init(rng, tokens, tokens, method=Decoder._forward)["params"]
 
 
-def param_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Params:
-    """The parameter tree as `jax.ShapeDtypeStruct` leaves; allocates nothing.
+def param_shapes(config: ModelConfig, dtype: Any = jnp.float32, plan: QuantPlan | None = None) -> Params:
+    """The parameter tree as `jax.ShapeDtypeStruct` leaves, those that the plan quantises as QuantArrays of them;
+    allocates nothing.
 
     All layers with experts are alike in this, and all without: one of each is traced.
     """
@@ -184,6 +186,7 @@ def param_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Params:
     )
     shapes = dict(jax.eval_shape(lambda: init_params(cut, jax.random.key(0), dtype)))
     layers = {flag: shapes.pop(f"layers_{index}") for index, flag in enumerate(traced)}
-    return shapes | {
+    tree = shapes | {
         f"layers_{index}": jax.tree.map(lambda leaf: leaf, layers[flag]) for index, flag in enumerate(flags)
     }
+    return tree if plan is None else plan.tree_shapes(tree)

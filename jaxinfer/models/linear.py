@@ -2,21 +2,45 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.quant import matmul
+from jaxinfer.quant.array import QuantArray
+
 FEW_TOKENS = 256
 """Up to so many tokens the CPU takes the weights as the left operand."""
 
 
-def project(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """``x[T, in] . weight[out, in]^T``, ``[T, out]``.
+def parameter(
+    module: nn.Module, name: str, init: nn.initializers.Initializer, shape: tuple[int, ...], dtype: jnp.dtype
+) -> jax.Array | QuantArray:
+    """A module's parameter as it is stored: a float array, which a fresh one is, or a QuantArray of this shape.
+
+    Raises:
+        ValueError: a QuantArray of another shape (Flax checks arrays itself).
+    """
+    stored: Any = module.get_variable("params", name)
+    if not isinstance(stored, QuantArray):
+        array: jax.Array = module.param(name, init, shape, dtype)
+        return array
+    if stored.shape != shape:
+        raise ValueError(f"the QuantArray {name!r} stands for shape {stored.shape}; this layer needs {shape}")
+    return stored
+
+
+def project(x: jax.Array, weight: jax.Array | QuantArray) -> jax.Array:
+    """``x[T, in] . weight[out, in]^T``, ``[T, out]``; the weight may have several axes of either kind.
 
     XLA's CPU backend rearranges a product's right operand at every use and reads the left one where it lies. So a step
     of few tokens is computed as ``(weight . x^T)^T`` there, in a tenth to two fifths less time.
     """
+    if isinstance(weight, QuantArray):
+        return matmul.project(x, weight)
+    weight = weight.reshape(-1, x.shape[1])
     if x.shape[0] > FEW_TOKENS:
         return _weights_right(x, weight)
     return jax.lax.platform_dependent(x, weight, cpu=_weights_left, default=_weights_right)
@@ -56,8 +80,8 @@ class Linear(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         shape = (*self.out_shape, *self.in_shape)
         fan_in = math.prod(self.in_shape)
-        kernel = self.param("kernel", nn.initializers.normal(fan_in**-0.5), shape, self.param_dtype)
-        y = project(x.reshape(-1, fan_in), kernel.reshape(-1, fan_in))
+        kernel = parameter(self, "kernel", nn.initializers.normal(fan_in**-0.5), shape, self.param_dtype)
+        y = project(x.reshape(-1, fan_in), kernel)
         if self.sum_over is not None:
             y = jax.lax.psum(y, self.sum_over)
         y = y.reshape(x.shape[0], *self.out_shape)

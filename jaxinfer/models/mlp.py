@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.linear import Linear
 from jaxinfer.models.norm import Norm
+from jaxinfer.quant.array import QuantArray
 from pallas_kernels.gated_matmul import ACTIVATIONS, chosen_implementation, norm_gated_matmul
 
 
@@ -46,4 +47,6 @@ class MLP(nn.Module):
         if c.mlp_bias or c.norm != "rms" or c.norm_unit_offset:
             return False
         scale, weights = norm.variables["params"]["scale"], gate_up.variables["params"]["kernel"]
+        if isinstance(weights, QuantArray):
+            return False
         return scale.dtype == x.dtype and chosen_implementation(x, weights, c.hidden_act) == "triton"

@@ -40,7 +40,8 @@ WEIGHT_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
         # Groups of 128: a 16-bit scale, and of these two a 4-bit zero point.
         "awq": WeightFormat(4 + (16 + 4) / 128),
         "gptq": WeightFormat(4 + (16 + 4) / 128),
-        "int4": WeightFormat(4 + 16 / 128),
+        # Groups of 128 with a scale and an offset in bfloat16.
+        "int4": WeightFormat(4 + (16 + 16) / 128),
         # Blocks of 64 with a float32 scale (arXiv:2305.14314, without quantised scales).
         "nf4": WeightFormat(4 + 32 / 64),
     }

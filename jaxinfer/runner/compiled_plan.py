@@ -57,16 +57,22 @@ def compile_plan(plan: MemoryPlan, gpu: str) -> CompiledPlan:
     setting = plan.setting
     if setting.quant not in _UNQUANTISED:
         raise ValueError(
-            f"quant={setting.quant!r} cannot be compiled: this version has no quantised weights; ask for quant='fp16', "
-            "on more or larger GPUs if need be"
+            f"quant={setting.quant!r} cannot be compiled: plans of quantised weights are not compiled yet; ask for "
+            "quant='fp16', on more or larger GPUs if need be"
         )
     rows, width = setting.max_seqs, -(-setting.context // setting.block_size)
     largest = StepSpec(max(setting.max_num_batched_tokens, rows), rows, width, sampler=True)
     target = gpu_target(gpu, setting.tp)
 
     def compiled(spec: StepSpec) -> DevicelessStep:
-        sizes = {"num_pages": plan.num_blocks, "block_size": setting.block_size}
-        return compile_step(target, setting.model, spec, kv_dtype=setting.kv_dtype, **sizes)
+        return compile_step(
+            target,
+            setting.model,
+            spec,
+            num_pages=plan.num_blocks,
+            block_size=setting.block_size,
+            kv_dtype=setting.kv_dtype,
+        )
 
     whole, decode = compiled(largest), compiled(StepSpec(rows, rows, width, sampler=False))
     state, inputs = state_bytes(rows, setting.model.vocab_size), 4 * packed_size(largest)

@@ -13,8 +13,9 @@ from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import param_shapes
 from jaxinfer.planning.deviceless import DevicelessReport, GPUTarget, compile_for
 from jaxinfer.planning.xla_dump import Launch
+from jaxinfer.quant.plan import QuantPlan
 from jaxinfer.runner.inputs import StepSpec, packed_size
-from jaxinfer.runner.programs import GPU_OPTIONS
+from jaxinfer.runner.programs import gpu_options
 from jaxinfer.runner.step import StepOutput, make_forward_step
 from jaxinfer.sampling.state import SamplingState, init_state
 
@@ -77,6 +78,7 @@ def compile_step(
     block_size: int = 16,
     dtype: Any = jnp.bfloat16,
     kv_dtype: str = "auto",
+    plan: QuantPlan | None = None,
 ) -> DevicelessStep:
     """Compiles the step the engine would run, its layers split over the devices of `target` by KV head and by
     feed-forward channel; nothing is allocated.
@@ -89,12 +91,15 @@ def compile_step(
         block_size: S.
         dtype: of parameters and activations.
         kv_dtype: of the pool, one of `jaxinfer.config.KV_CACHE_DTYPES`; "auto" is `dtype`.
+        plan: which parameters are quantised, and how; None for none. For one device.
 
     Raises:
         ValueError: the model cannot be split over so many devices.
     """
     count = target.mesh.size
-    params = param_shapes(config, dtype)
+    if plan is not None and count > 1:
+        raise ValueError(f"quantised parameters are not split over {count} devices yet; compile for one")
+    params = param_shapes(config, dtype, plan)
     kv = kv_cache_shapes(config, num_pages, block_size, jnp.dtype(dtype).name if kv_dtype == "auto" else kv_dtype)
     state = jax.eval_shape(lambda: init_state(spec.num_rows, config.vocab_size))
     packed = jax.ShapeDtypeStruct((packed_size(spec),), jnp.int32)
@@ -114,7 +119,7 @@ def compile_step(
         outputs = StepOutput(whole, whole, pages, whole)  # type: ignore[arg-type]
         step = jax.shard_map(step, mesh=target.mesh, in_specs=specs, out_specs=outputs, check_vma=False)
         arguments = (_placed(target, arguments[0], specs[0]), _pool_placed(target, kv, pages), state, packed)
-    report = compile_for(target, jax.jit(step, donate_argnums=(1, 2)), *arguments, compiler_options=GPU_OPTIONS)
+    report = compile_for(target, jax.jit(step, donate_argnums=(1, 2)), *arguments, compiler_options=gpu_options(params))
     return DevicelessStep(report, params, kv, state, count)
 
 

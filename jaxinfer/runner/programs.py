@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxinfer.cache.paged import KVCache, copy_blocks
 from jaxinfer.config import EngineConfig
+from jaxinfer.quant.array import QuantArray
 from jaxinfer.runner.block_copies import COPIES_A_CALL
 from jaxinfer.runner.buckets import bucket_for, token_buckets
 from jaxinfer.runner.inputs import StepSpec, packed_size
@@ -39,6 +40,18 @@ GPU_OPTIONS: Mapping[str, bool | int | str] = MappingProxyType(
     }
 )
 """XLA's options for a step on a GPU."""
+
+
+def gpu_options(params: object) -> dict[str, bool | int | str]:
+    """`GPU_OPTIONS`, or what suits parameters of 8 bits with activations of 16 better: XLA's own products, which
+    convert the codes as they read them. cuBLASLt would be given a copy of every matrix in 16 bits.
+
+    Args:
+        params: parameters, or their shapes.
+    """
+    leaves = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, QuantArray))
+    converts = any(isinstance(leaf, QuantArray) and leaf.bits == 8 and leaf.act_bits == 16 for leaf in leaves)
+    return dict(GPU_OPTIONS) | ({"xla_gpu_enable_triton_gemm": True} if converts else {})
 
 
 def table_width(config: EngineConfig) -> int:
@@ -72,6 +85,7 @@ class Programs:
         limit = min(PACKED_LOGPROBS, config.model.vocab_size)
         self.num_logprobs = limit if wanted < 0 else min(wanted, limit)
         leaves, self._params_tree = jax.tree.flatten(params)
+        self._gpu_options = gpu_options(params)
         self._shapes = jax.tree.map(_shape_of, (tuple(leaves), kv, state))
         self._steps: dict[StepSpec, jax.stages.Compiled] = {}
         self._uploads: dict[str, jax.stages.Compiled] = {}
@@ -125,7 +139,7 @@ class Programs:
             processors=runner.logits_processors,
         )
         packed = jax.ShapeDtypeStruct((packed_size(spec),), jnp.int32)
-        options = dict(GPU_OPTIONS) if current_device().platform == "gpu" else None
+        options = self._gpu_options if current_device().platform == "gpu" else None
         return jax.jit(function, donate_argnums=(1, 2), compiler_options=options).lower(*self._shapes, packed)
 
     def compile_all(self, progress: bool) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from jaxinfer.config import require_positive
 from jaxinfer.startup.generation_config import check_override
 from jaxinfer.startup.kv_dtype import named_kv_cache_dtype
+from jaxinfer.startup.quantization import QuantOptions, checked_options, named_method, transformers_method
 from jaxinfer.startup.unbuilt import UNBUILT, without_unbuilt
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 
@@ -36,6 +37,18 @@ class EngineArgs:
             and the checkpoint's own elsewhere (live parameters: theirs everywhere).
         kv_cache_dtype: of the KV cache alone: "int8", "fp8" ("fp8_e4m3"), "fp8_e5m2" or "int4", with a float32 scale
             for each token and head; a name that dtype takes; "auto" is dtype.
+        quantization: how the weights are stored, rounded tensor by tensor while they are read: "int8" (a scale for each
+            output channel), "int8_w8a8" (activations are rounded to int8 as well, each token with a scale of its own),
+            "fp8" (e4m3), "int4" (groups of 128), "nf4" or "fp4" (bitsandbytes' tables, blocks of 64), or "gguf", which
+            takes over the codes of a file's Q4_0, Q4_1 and Q8_0 tensors and rounds the others to int8 in groups of 32.
+            Norms, routers and, unless asked for, embedding and head stay as they are. None is dtype.
+        quantization_config: options of `quantization`, see `jaxinfer.startup.quantization.QuantOptions`.
+        load_in_8bit: transformers' name of quantization="int8".
+        load_in_4bit: transformers' name of quantization="fp4" or "nf4", see the next.
+        bnb_4bit_quant_type: with load_in_4bit, "nf4" or "fp4" (the default, as in transformers).
+        bnb_4bit_compute_dtype: with load_in_4bit, the dtype of the activations: another name of `dtype`.
+        bnb_4bit_use_double_quant: with load_in_4bit, whether the scales are quantised as well.
+        device_map: "auto" or None: the devices of this process.
         seed: seeds the requests that bring no seed of their own, 0 to 2**63 - 1.
         revision: branch, tag or commit of a Hub model.
         tokenizer_revision: the same for a `tokenizer` that is a Hub id; None takes `revision`.
@@ -77,6 +90,14 @@ class EngineArgs:
     skip_tokenizer_init: bool = False
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
+    quantization: str | None = None
+    quantization_config: Mapping[str, Any] | None = None
+    load_in_8bit: bool = False
+    load_in_4bit: bool = False
+    bnb_4bit_quant_type: str | None = None
+    bnb_4bit_compute_dtype: str | None = None
+    bnb_4bit_use_double_quant: bool = False
+    device_map: str | None = None
     seed: int = 0
     revision: str | None = None
     tokenizer_revision: str | None = None
@@ -142,17 +163,16 @@ class EngineArgs:
             "enable_prefix_caching",
             "skip_tokenizer_init",
             "enforce_eager",
+            "load_in_8bit",
+            "load_in_4bit",
+            "bnb_4bit_use_double_quant",
             "disable_log_stats",
             "use_tqdm_on_load",
         ):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r} must be True or False")
-        # jnp.float32, np.dtype("float32") and torch.float32 are welcome too.
-        dtype = self.dtype if isinstance(self.dtype, str) else getattr(self.dtype, "__name__", str(self.dtype))
-        dtype = dtype.removeprefix("torch.")
-        if dtype not in _DTYPES:
-            raise ValueError(f"dtype={self.dtype!r} is not supported; use one of {', '.join(sorted(_DTYPES))}")
-        object.__setattr__(self, "dtype", _DTYPES[dtype])
+        object.__setattr__(self, "dtype", _named_dtype("dtype", self.dtype))
+        self._check_quantization()
         object.__setattr__(self, "kv_cache_dtype", named_kv_cache_dtype(self.kv_cache_dtype))
         if self.tokenizer_mode != "auto":
             raise ValueError(
@@ -167,6 +187,35 @@ class EngineArgs:
             check_override(self.override_generation_config)
         self._check_logits_processors()
         self._check_tokenizer()
+
+    def _check_quantization(self) -> None:
+        names = ("quantization", "load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_compute_dtype")
+        given = {name: getattr(self, name) for name in (*names, "bnb_4bit_use_double_quant")}
+        method = transformers_method(given)
+        object.__setattr__(self, "quantization", method)
+        options = self.quantization_config
+        checked_options(method, options)
+        if self.bnb_4bit_use_double_quant:
+            options = {**(options or {}), "double_quant": True}
+        object.__setattr__(self, "quantization_config", options)
+        if self.bnb_4bit_compute_dtype is not None:
+            dtype = _named_dtype("bnb_4bit_compute_dtype", self.bnb_4bit_compute_dtype)
+            if self.dtype not in ("auto", dtype):
+                raise ValueError(
+                    f"bnb_4bit_compute_dtype={dtype!r} contradicts dtype={self.dtype!r}: there is one dtype for all "
+                    "activations; give only one of them"
+                )
+            object.__setattr__(self, "dtype", dtype)
+        if self.device_map not in (None, "auto"):
+            raise ValueError(
+                f"device_map={self.device_map!r} must be 'auto' (the devices of this process) or None; choose devices "
+                "with jax.config 'jax_platforms' or CUDA_VISIBLE_DEVICES"
+            )
+
+    @property
+    def quant_options(self) -> QuantOptions:
+        """`quantization_config`, checked and completed."""
+        return checked_options(named_method(self.quantization), self.quantization_config)
 
     def _check_logits_processors(self) -> None:
         processors = tuple(self.logits_processors or ())
@@ -194,6 +243,15 @@ class EngineArgs:
                 f"tokenizer={tokenizer!r} has no {', '.join(missing)}; give a path, or an object with the members of "
                 "jaxinfer.tokenizers.tokenizer.Tokenizer"
             )
+
+
+def _named_dtype(name: str, value: Any) -> str:
+    """A dtype's own name; jnp.float32, np.dtype("float32") and torch.float32 are welcome, too."""
+    dtype = value if isinstance(value, str) else getattr(value, "__name__", str(value))
+    dtype = dtype.removeprefix("torch.")
+    if dtype not in _DTYPES:
+        raise ValueError(f"{name}={value!r} is not supported; use one of {', '.join(sorted(_DTYPES))}")
+    return _DTYPES[dtype]
 
 
 @dataclass(frozen=True, init=False)

@@ -8,24 +8,29 @@ import numpy as np
 
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import param_shapes
+from jaxinfer.quant.array import QuantArray
+from jaxinfer.quant.plan import QuantPlan
 from jaxinfer.typing import Params
 
 
-def match_params(params: Params, config: ModelConfig, dtype: str) -> Params:
+def match_params(params: Params, config: ModelConfig, dtype: str, plan: QuantPlan | None = None) -> Params:
     """The tree as plain nested dicts of device arrays. Leaves that are jax.Arrays stay the same arrays, others are
-    copied.
+    copied; those that the plan quantises are rounded, one after the other on the host, unless they are QuantArrays of
+    its format already.
 
     Args:
         params: tree of `jaxinfer.models.decoder.init_params`; leaves are jax.Arrays or numpy arrays.
         config: the architecture.
         dtype: dtype name that every leaf has.
+        plan: which parameters are quantised, and how; None for none.
 
     Raises:
-        ValueError: a leaf is missing, too many, of another shape or dtype, deleted, or on several devices; it is named.
+        ValueError: a leaf is missing, too many, of another shape, dtype or format, deleted, on several devices, or to
+            be quantised and not finite; it is named.
     """
     if isinstance(params, Mapping) and set(params) == {"params"}:
         raise ValueError("params has the single entry 'params'; pass variables['params'], the parameters themselves")
-    return _match(params, param_shapes(config, jax.numpy.dtype(dtype)), "")
+    return _match(params, param_shapes(config, jax.numpy.dtype(dtype)), "", plan)
 
 
 def dtype_of_params(params: Params) -> str:
@@ -40,7 +45,7 @@ def dtype_of_params(params: Params) -> str:
     raise ValueError("params holds no array; give the tree that jaxinfer.models.decoder.init_params makes")
 
 
-def _match(given: Any, expected: Any, path: str) -> Any:
+def _match(given: Any, expected: Any, path: str, plan: QuantPlan | None) -> Any:
     if isinstance(expected, Mapping):
         if not isinstance(given, Mapping):
             raise ValueError(f"params{_at(path)} is {type(given).__name__}, not a mapping with {', '.join(expected)}")
@@ -50,7 +55,10 @@ def _match(given: Any, expected: Any, path: str) -> Any:
         for name in expected:
             if name not in given:
                 raise ValueError(f"params has no {_join(path, name)!r}, which this model needs")
-        return {name: _match(given[name], expected[name], _join(path, name)) for name in expected}
+        return {name: _match(given[name], expected[name], _join(path, name), plan) for name in expected}
+    stored = expected if plan is None else plan.shape_of(path, expected)
+    if isinstance(given, QuantArray):
+        return _match_quantised(given, stored, path)
     if not isinstance(given, jax.Array | np.ndarray):
         raise ValueError(f"params{_at(path)} is {type(given).__name__}, not an array")
     if given.shape != expected.shape:
@@ -60,6 +68,23 @@ def _match(given: Any, expected: Any, path: str) -> Any:
             f"params{_at(path)} has dtype {given.dtype}, not {expected.dtype}; cast all leaves alike with "
             "jax.tree.map(lambda leaf: leaf.astype(...), params)"
         )
+    given = _on_device(given, path)
+    if plan is None or not isinstance(stored, QuantArray):
+        return given
+    return jax.device_put(plan.apply(path, np.asarray(given), expected.dtype.name))
+
+
+def _match_quantised(given: QuantArray, expected: Any, path: str) -> QuantArray:
+    wanted = jax.tree.map(lambda leaf: (tuple(leaf.shape), leaf.dtype), expected)
+    if jax.tree.map(lambda leaf: (tuple(leaf.shape), leaf.dtype), given) != wanted:
+        raise ValueError(
+            f"params{_at(path)} is quantised in another way than this engine's, or this engine does not quantise it; "
+            "give floats"
+        )
+    return jax.tree.map(lambda leaf: _on_device(leaf, path), given)
+
+
+def _on_device(given: jax.Array | np.ndarray, path: str) -> jax.Array:
     if not isinstance(given, jax.Array):
         return jax.numpy.array(given, copy=True)  # device_put would share memory that the caller may change
     if given.is_deleted():

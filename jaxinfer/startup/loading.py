@@ -17,12 +17,16 @@ from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.errors import EngineDeadError
 from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.decoder import param_shapes
+from jaxinfer.quant.plan import QuantPlan
+from jaxinfer.quant.summary import format_lines, summarise_plan
 from jaxinfer.runner.compile_cache import enable_compile_cache
 from jaxinfer.runner.runner import ModelRunner
 from jaxinfer.startup.args import EngineArgs
 from jaxinfer.startup.device_memory import claim_gpu_memory
 from jaxinfer.startup.generation_config import end_ids, read_generation_config, sampling_defaults
 from jaxinfer.startup.live_params import dtype_of_params, match_params
+from jaxinfer.startup.quantization import named_method, quant_plan
 from jaxinfer.startup.sizing import engine_config
 from jaxinfer.startup.sleep import Sleep
 from jaxinfer.tokenizers.load import load_tokenizer
@@ -40,6 +44,7 @@ class EngineParts:
         runner: the engine's device side.
         tokenizer: None when only token ids are served.
         defaults: fields of SamplingParams that the model's generation config sets.
+        plan: which parameters are quantised, and how; None for none.
         sleep: the engine's device memory, given up and taken back.
     """
 
@@ -49,11 +54,13 @@ class EngineParts:
         runner: ModelRunner,
         tokenizer: Tokenizer | None,
         defaults: Mapping[str, Any],
+        plan: QuantPlan | None,
         sleep: Sleep,
     ) -> None:
         self._engine: Engine | None = engine
         self._runner = runner
         self._sleep = sleep
+        self._plan = plan
         self.defaults = defaults
         self.tokenizer = tokenizer
 
@@ -75,10 +82,10 @@ class EngineParts:
         return self._sleep
 
     def update_params(self, params: Params) -> None:
-        """Checks new parameters and swaps them; to be called between two steps. Keys and values of the old ones are
-        never found again."""
+        """Checks new parameters, quantises them as the old ones were, and swaps them; to be called between two steps.
+        Keys and values of the old ones are never found again."""
         config = self.engine.config
-        self._sleep.update_params(match_params(params, config.model, config.runner.dtype))
+        self._sleep.update_params(match_params(params, config.model, config.runner.dtype, self._plan))
         self.engine.forget_prefixes()
 
     def close(self) -> None:
@@ -110,7 +117,17 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
     defaults = sampling_defaults(generation)
     tokenizer = make_tokenizer(args, checkpoint)
     ends = _end_ids(checkpoint, tokenizer) | end_ids(generation)
-    config, weights = _config_and_params(args, model, checkpoint, params)
+    plan = quant_plan(
+        named_method(args.quantization),
+        args.quant_options,
+        model,
+        checkpoint if params is None else None,
+        jax.default_backend(),
+    )
+    config, weights = _config_and_params(args, model, checkpoint, params, plan)
+    if plan is not None:
+        facts = summarise_plan(plan, param_shapes(config.model, config.runner.dtype))
+        logger.info("weights as %s: %s", plan.method, format_lines(facts))
     if config.runner.compilation_cache_dir is not None:
         enable_compile_cache(config.runner.compilation_cache_dir)
     runner = ModelRunner(config, weights)
@@ -120,16 +137,16 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
     if defaults:
         logger.info("sampling defaults from the generation config, for calls without sampling_params: %s", defaults)
 
-    reload = partial(_read_again, args, config.runner.dtype) if params is None else None
+    reload = partial(_read_again, args, config.runner.dtype, plan) if params is None else None
     sleep = Sleep(engine, runner, jax.tree.structure(weights), reload)
-    return EngineParts(engine, runner, tokenizer, defaults, sleep)
+    return EngineParts(engine, runner, tokenizer, defaults, plan, sleep)
 
 
-def _read_again(args: EngineArgs, dtype: str) -> Params:
+def _read_again(args: EngineArgs, dtype: str, plan: QuantPlan | None) -> Params:
     """The parameters of the checkpoint that the engine was made from."""
     assert args.model is not None
     checkpoint = open_checkpoint(find_model(args, args.model, args.revision))
-    return load_params(checkpoint, dtype, progress=args.use_tqdm_on_load)
+    return load_params(checkpoint, dtype, plan=plan, progress=args.use_tqdm_on_load)
 
 
 def _check_source(args: EngineArgs, model_config: ModelConfig | None, params: Params | None) -> None:
@@ -178,14 +195,18 @@ def _end_ids(checkpoint: Checkpoint | None, tokenizer: Tokenizer | None) -> froz
 
 
 def _config_and_params(
-    args: EngineArgs, model: ModelConfig, checkpoint: Checkpoint | None, params: Params | None
+    args: EngineArgs,
+    model: ModelConfig,
+    checkpoint: Checkpoint | None,
+    params: Params | None,
+    plan: QuantPlan | None,
 ) -> tuple[EngineConfig, Params]:
     """The sizes are settled before weights are read, so that what cannot fit fails at once."""
     if params is not None:
         dtype = dtype_of_params(params) if args.dtype == "auto" else args.dtype
-        params = match_params(params, model, dtype)
+        params = match_params(params, model, dtype, plan)
         return engine_config(args, model, dtype, loaded=params), params
     assert checkpoint is not None
     dtype = resolve_dtype(args.dtype, checkpoint.dtype, jax.default_backend())
-    config = engine_config(args, model, dtype, loaded=None)
-    return config, load_params(checkpoint, dtype, progress=args.use_tqdm_on_load)
+    config = engine_config(args, model, dtype, loaded=None, plan=plan)
+    return config, load_params(checkpoint, dtype, plan=plan, progress=args.use_tqdm_on_load)

@@ -20,6 +20,7 @@ from jaxinfer.planning.memory import (
     num_kv_blocks_override,
 )
 from jaxinfer.planning.step_memory import step_memory
+from jaxinfer.quant.plan import QuantPlan
 from jaxinfer.runner.buckets import token_buckets
 from jaxinfer.runner.kv_support import require_kv_dtype, slow_pool
 from jaxinfer.startup.args import EngineArgs
@@ -36,7 +37,9 @@ about a second to compile."""
 LARGE_GPU_BYTES = 70 * 2**30
 
 
-def engine_config(args: EngineArgs, model: ModelConfig, dtype: str, loaded: Params | None) -> EngineConfig:
+def engine_config(
+    args: EngineArgs, model: ModelConfig, dtype: str, loaded: Params | None, plan: QuantPlan | None = None
+) -> EngineConfig:
     """The complete configuration.
 
     Args:
@@ -44,6 +47,7 @@ def engine_config(args: EngineArgs, model: ModelConfig, dtype: str, loaded: Para
         model: the architecture.
         dtype: dtype name of parameters and activations.
         loaded: live parameters that are in the device's memory already; None when they will be loaded.
+        plan: which of the parameters that will be loaded are quantised, and how; None for none.
 
     Raises:
         ValueError: a request of `max_model_len` tokens cannot fit, sizes contradict each other, or the device cannot
@@ -62,7 +66,8 @@ def engine_config(args: EngineArgs, model: ModelConfig, dtype: str, loaded: Para
         policy="priority" if args.scheduling_policy == "priority" else "fcfs",
         token_buckets=token_buckets(max_num_seqs, max_num_batched_tokens),
     )
-    weights = tree_bytes(jax.tree.leaves(param_shapes(model, jax.numpy.dtype(dtype))))
+    shapes = param_shapes(model, jax.numpy.dtype(dtype), plan) if loaded is None else loaded
+    weights = tree_bytes(jax.tree.leaves(shapes))
     free = memory.free + (weights if loaded is not None else 0)
     budget = DeviceBudget(
         total_bytes=memory.total,

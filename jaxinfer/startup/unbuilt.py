@@ -23,7 +23,6 @@ _NO_LORA = "LoRA adapters are not built yet; merge the adapter into the weights"
 _TEXT_ONLY = "only text models are built"
 _NO_SPECULATION = "speculative decoding is not built yet"
 _NO_GRAMMAR = "structured outputs are not built yet"
-_NO_QUANTISATION = "quantised weights are not built yet (GGUF files are dequantised when they are read)"
 _TOKEN_SCALES = "each token and head has a scale of its own, computed as it is written"
 _ONE_KV_DTYPE = "all layers' caches have the same dtype"
 _NO_OFFLOAD = "offloading to host memory is not built"
@@ -99,7 +98,6 @@ UNBUILT: Mapping[str, Unbuilt] = {
     "preemption_mode": Unbuilt((None, "recompute"), "preempted requests are computed again"),
     "prefill_context_parallel_size": Unbuilt((1,), _ONE_DEVICE),
     "decode_context_parallel_size": Unbuilt((1,), _ONE_DEVICE),
-    "quantization": Unbuilt((None,), _NO_QUANTISATION),
     "ray_workers_use_nsight": Unbuilt((False,), _ONE_DEVICE),
     "reasoning_parser": Unbuilt(("", None), "reasoning is not split from the text yet"),
     "rope_scaling": Unbuilt((None, {}), _MODEL_CONFIG),

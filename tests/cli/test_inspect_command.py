@@ -165,3 +165,16 @@ def test_rotary_factors(tmp_path, inspect, capsys, random_params):
     assert inspect(tmp_path / "saved")["rope"]["scaling"] == {"rope_freq_factors": list(factors)}
     assert main(["inspect", str(tmp_path / "saved")]) == 0
     assert "rope:               theta 10000, rope_freq_factors 16 values, 1 to 16\n" in capsys.readouterr().out
+
+
+def test_how_an_engine_would_store_the_weights(capsys):
+    assert main(["inspect", str(DATA / "tiny_llama"), "--json", "--quantization", "nf4"]) == 0
+    stored = json.loads(capsys.readouterr().out)["stored_as"]
+    assert stored["method"] == "nf4" and stored["device"] == "cpu"
+    assert stored["bytes"] < stored["bytes_in_floats"]
+    assert any("nf4 in groups of 64, kept as int8 per output channel" in text for text in stored["formats"])
+    options = ["--quantization-config", '{"fast_form": false, "group_size": 32}']
+    assert main(["inspect", str(DATA / "tiny_llama"), "--quantization", "nf4", *options]) == 0
+    assert "nf4 in groups of 32 (" in capsys.readouterr().out
+    assert main(["inspect", str(DATA / "tiny_llama"), "--quantization", "awq"]) == 2
+    assert "quantization='awq' is not supported" in capsys.readouterr().err

@@ -98,13 +98,13 @@ def test_every_field_has_an_option_with_a_text(jaxinfer: Any) -> None:
 
 def test_options_of_vllm_keep_their_values() -> None:
     words = ["--tensor-parallel-size", "2", "--enable-lora", "--no-enable-expert-parallel", "--swap-space=4"]
-    words += ["--quantization", "awq"]
+    words += ["--load-format", "dummy"]
     assert unbuilt_options(words) == {
         "engine_tensor_parallel_size": 2,
         "engine_enable_lora": True,
         "engine_enable_expert_parallel": False,
         "engine_swap_space": 4,
-        "engine_quantization": "awq",
+        "engine_load_format": "dummy",
     }
 
 

@@ -25,6 +25,7 @@ from jaxinfer.planning import (
     weight_size,
 )
 from jaxinfer.planning.formulas import WEIGHT_FORMATS, weight_format
+from jaxinfer.quant.storage import FORMATS
 
 GIB = 2**30
 FAMILIES = sorted((Path(__file__).parents[1] / "data/families").glob("*.json"))
@@ -65,7 +66,7 @@ def test_weights_by_format() -> None:
     assert weight_size(7e9, "int8") == weight_size(7e9, "fp8") == 7_000_000_000
     # Groups of 128 weights: 64 bytes of codes, a 16-bit scale, a 4-bit zero point.
     assert weight_size(128, "awq") == weight_size(128, "gptq") == 67
-    assert weight_size(128, "int4") == 66
+    assert weight_size(128, "int4") == 68
     assert weight_size(64, "nf4") == 36
 
 
@@ -165,3 +166,11 @@ def test_planning_starts_no_backend_and_formulas_need_no_jax() -> None:
         import jaxinfer.planning
 
         _ = jaxinfer.planning.nothing
+
+
+@pytest.mark.parametrize("method", ["int8", "int8_w8a8", "fp8", "int4", "nf4"])
+def test_bytes_are_those_of_the_engines_formats(method: str) -> None:
+    storage = FORMATS[method]  # type: ignore[index]
+    kind = WEIGHT_FORMATS[method]
+    bits = 4096 * 11008 * kind.bits + 11008 * kind.channel_bits
+    assert storage.nbytes(11008, 4096) == pytest.approx(bits / 8, abs=64)  # NF4's table

@@ -11,6 +11,7 @@ import pytest
 
 import jaxinfer
 from jaxinfer import AsyncEngineArgs, EngineArgs
+from jaxinfer.startup.quantization import QuantOptions
 from jaxinfer.startup.unbuilt import UNBUILT
 
 
@@ -60,6 +61,63 @@ def test_kv_cache_dtype_spellings(given: Any, kept: str) -> None:
 def test_a_cache_dtype_that_is_not_there_is_refused_with_those_that_are(name: Any) -> None:
     with pytest.raises(ValueError, match=r"kv_cache_dtype=.* is not supported; use 'auto'.*'int8'.*'int4' or 'fp8'"):
         EngineArgs("m", kv_cache_dtype=name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "method"),
+    [
+        ({"quantization": "int8"}, "int8"),
+        ({"quantization": "w8a8"}, "int8_w8a8"),
+        ({"load_in_8bit": True}, "int8"),
+        ({"load_in_4bit": True}, "fp4"),  # transformers' default
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "device_map": "auto"}, "nf4"),
+        ({"load_in_8bit": False, "load_in_4bit": False, "device_map": None}, None),
+    ],
+)
+def test_names_of_quantisation(arguments: dict[str, Any], method: str | None) -> None:
+    assert EngineArgs("m", **arguments).quantization == method
+
+
+class bfloat16:
+    """As torch names it: str() of it is "torch.bfloat16"."""
+
+    def __str__(self) -> str:
+        return "torch.bfloat16"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "torch.bfloat16", bfloat16()])
+def test_transformers_four_bits(dtype: Any) -> None:
+    four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
+    args = EngineArgs("m", **four, bnb_4bit_use_double_quant=True)
+    assert args.dtype == "bfloat16" and args.quant_options == QuantOptions(double_quant=True)
+    assert EngineArgs("m", **{name: getattr(args, name) for name in EngineArgs.__dataclass_fields__ if name != "model"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"quantization": "gptq"}, "quantization='gptq' is not supported: checkpoints in this format"),
+        ({"quantization": "int3"}, "quantization='int3' is not supported; use one of int8"),
+        ({"load_in_8bit": True, "load_in_4bit": True}, "load_in_8bit=True contradicts load_in_4bit"),
+        ({"load_in_8bit": True, "quantization": "nf4"}, "contradicts quantization='nf4'"),
+        ({"bnb_4bit_quant_type": "nf4"}, "needs load_in_4bit=True"),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "int4"}, "must be 'nf4' or 'fp4'"),
+        (
+            {"load_in_4bit": True, "bnb_4bit_compute_dtype": "float16", "dtype": "bfloat16"},
+            "bnb_4bit_compute_dtype='float16' contradicts dtype='bfloat16'",
+        ),
+        ({"device_map": "balanced"}, "device_map='balanced' must be 'auto'"),
+        ({"quantization_config": {"group_size": 64}}, "quantization_config without quantization"),
+        ({"quantization": "int4", "quantization_config": {"group_size": 100}}, "group_size=100 must be one of 16, 32"),
+        ({"quantization": "int8", "quantization_config": {"group_size": 64}}, "group_size=64 is of 4-bit methods"),
+        ({"quantization": "nf4", "quantization_config": {"symmetric": False}}, "symmetric=False is of"),
+        ({"quantization": "int4", "quantization_config": {"double_quant": True}}, "double_quant=True is of"),
+        ({"quantization": "int4", "quantization_config": {"desc_act": True}}, "unknown entry 'desc_act'"),
+    ],
+)
+def test_quantisation_that_makes_no_sense_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EngineArgs("m", **arguments)
 
 
 @pytest.mark.parametrize("name", sorted(UNBUILT))

@@ -1,0 +1,118 @@
+"""Which parameters of a model are quantised, and how."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxinfer.quant.array import QuantArray
+from jaxinfer.quant.quantize import dequantized, quantize, quantized_shape
+from jaxinfer.quant.storage import FORMATS, Method, Storage, fitting
+
+# Output axes come first in a parameter: one in these, all but the last in the other matrices.
+_ONE_OUTPUT_AXIS = ("attn/out/kernel", "mlp/down/kernel", "shared/down/kernel")
+_MANY_OUTPUT_AXES = ("attn/qkv/kernel", "gate_up/kernel", "mlp/up/kernel")
+_HEAD, _EMBEDDING = "lm_head/kernel", "embed/embedding"
+
+
+@dataclass(frozen=True)
+class QuantPlan:
+    """How a model's matrices are stored. Norms, biases and routers always stay in floats.
+
+    Attributes:
+        method: what is asked for.
+        group: inputs that share a scale in a 4-bit format; 0 is all of a channel, None the method's own (`FORMATS`).
+        symmetric: of "int4".
+        double: whether "nf4" and "fp4" quantise their scales.
+        head: whether an output head of its own is stored in 8 bits.
+        embedding: whether the token table is stored in 8 bits; with tied weights it is the head, too.
+        fast_form: whether matrices end up as int8 per output channel, made from the values that the method gives: what
+            a CPU multiplies quickly.
+        kept: of "gguf": path -> format of the parameters whose codes are taken over from the file.
+    """
+
+    method: Method
+    group: int | None = None
+    symmetric: bool = True
+    double: bool = False
+    head: bool = False
+    embedding: bool = False
+    fast_form: bool = False
+    kept: Mapping[str, Storage] = field(default_factory=dict)
+
+    def source(self, path: str, shape: tuple[int, ...]) -> Storage | None:
+        """The format that the method gives a parameter; None for floats."""
+        if path in self.kept:
+            return self.kept[path]
+        axis = input_axis(path, shape)
+        if axis is None or not self._includes(path):
+            return None
+        wanted = FORMATS[self.method]
+        if path in (_HEAD, _EMBEDDING):
+            return Storage("fp8" if wanted.kind == "fp8" else "int8", act_bits=wanted.act_bits)
+        if wanted.bits == 4:
+            group = wanted.group if self.group is None else self.group
+            wanted = replace(wanted, group=group, symmetric=self.symmetric, double=self.double)
+        return fitting(wanted, int(np.prod(shape[axis:])), shape[-1])
+
+    def stored(self, path: str, shape: tuple[int, ...]) -> Storage | None:
+        """The format that a parameter ends up in; None for floats."""
+        source = self.source(path, shape)
+        if source is None or not self.fast_form:
+            return source
+        return Storage("int8", act_bits=source.act_bits)
+
+    def shape_of(self, path: str, spec: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct | QuantArray:
+        """What becomes of a float parameter of this shape."""
+        storage = self.stored(path, spec.shape)
+        if storage is None:
+            return spec
+        return quantized_shape(spec.shape, _input_axis(path, spec.shape), storage, spec.dtype.name)
+
+    def apply(self, path: str, values: np.ndarray | QuantArray, dtype: str) -> np.ndarray | QuantArray:
+        """A parameter as it is stored: float parameters as they are, quantised ones as NumPy arrays.
+
+        Args:
+            path: of the parameter.
+            values: floats of any dtype, or what the method makes of them already.
+            dtype: name of the dtype that the parameter has in floats.
+
+        Raises:
+            ValueError: it is to be quantised and not finite; names it.
+        """
+        source, stored = self.source(path, values.shape), self.stored(path, values.shape)
+        if source is None or stored is None:
+            return values
+        axis = _input_axis(path, values.shape)
+        try:
+            array = values if isinstance(values, QuantArray) else quantize(values, axis, source, dtype)
+        except ValueError as error:
+            raise ValueError(f"parameter {path!r} {error}") from error
+        return array if source == stored else quantize(dequantized(array), axis, stored, dtype)
+
+    def tree_shapes(self, shapes: Any) -> Any:
+        """A tree of float parameters' shapes with the quantised ones in their place."""
+        return jax.tree_util.tree_map_with_path(lambda path, spec: self.shape_of(path_name(path), spec), shapes)
+
+    def _includes(self, path: str) -> bool:
+        return {_HEAD: self.head, _EMBEDDING: self.embedding}.get(path, True)
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """ "layers_0/mlp/down/kernel" of a path that jax.tree_util gives."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def input_axis(path: str, shape: tuple[int, ...]) -> int | None:
+    """The first input axis of a matrix that can be quantised; None for other parameters."""
+    if path.endswith(_ONE_OUTPUT_AXIS) or path in (_HEAD, _EMBEDDING):
+        return 1
+    return len(shape) - 1 if path.endswith(_MANY_OUTPUT_AXES) else None
+
+
+def _input_axis(path: str, shape: tuple[int, ...]) -> int:
+    axis = input_axis(path, shape)
+    assert axis is not None
+    return axis

@@ -1,0 +1,191 @@
+"""quantization, and transformers' load_in_8bit and load_in_4bit: what is asked for, and the plan that follows.
+
+Imports JAX and NumPy only to make a plan.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, get_args
+
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.quant.storage import FORMATS, Method
+
+if TYPE_CHECKING:
+    from jaxinfer.checkpoint.checkpoint import Checkpoint
+    from jaxinfer.quant.plan import QuantPlan
+
+METHODS: tuple[Method, ...] = get_args(Method)
+_CHECKPOINT_FORMATS = (
+    "awq",
+    "awq_marlin",
+    "bitsandbytes",
+    "compressed-tensors",
+    "fbgemm_fp8",
+    "gptq",
+    "gptq_marlin",
+    "modelopt",
+    "torchao",
+)
+GROUP_SIZES = (16, 32, 64, 128, 256, -1)
+_ALIASES = {"w8a8": "int8_w8a8", "bnb_4bit_use_double_quant": "double_quant"}
+
+
+@dataclass(frozen=True)
+class QuantOptions:
+    """Entries of `quantization_config`; what is None is chosen by the method and the device.
+
+    Args:
+        group_size: neighbouring inputs of a channel that share a scale in "int4", "nf4" and "fp4": one of
+            `GROUP_SIZES`, -1 for all of a channel. Where it is None, 128 for "int4" and 64 for the others. A matrix
+            whose channels it does not divide takes the next smaller power of two that does, or else int8.
+        symmetric: of "int4": False stores a zero point for each group as well.
+        double_quant: of "nf4" and "fp4": whether the scales are quantised to 8 bits.
+        quantize_head: whether the output head is stored in 8 bits, and with it the embedding that it is tied to; where
+            it is None, for "int8_w8a8" on a CPU.
+        quantize_embedding: whether the token embedding is stored in 8 bits.
+        fast_form: whether matrices are turned into int8 per output channel after the method has rounded them; where it
+            is None, on a CPU, which multiplies nothing else quickly.
+    """
+
+    group_size: int | None = None
+    symmetric: bool = True
+    double_quant: bool = False
+    quantize_head: bool | None = None
+    quantize_embedding: bool = False
+    fast_form: bool | None = None
+
+
+def named_method(value: object) -> Method | None:
+    """The method of that name, None for None.
+
+    Raises:
+        ValueError: there is none, or it is the format of a checkpoint that cannot be read yet.
+    """
+    if value is None:
+        return None
+    name = _ALIASES.get(str(value), str(value))
+    for method in METHODS:
+        if name == method:
+            return method
+    known = ", ".join(METHODS)
+    if name in _CHECKPOINT_FORMATS:
+        raise ValueError(
+            f"quantization={value!r} is not supported: checkpoints in this format cannot be read yet. Load the "
+            f"unquantised checkpoint and have it quantised while it is read, with one of {known}"
+        )
+    raise ValueError(f"quantization={value!r} is not supported; use one of {known}")
+
+
+def checked_options(method: Method | None, given: Mapping[str, Any] | None) -> QuantOptions:
+    """`quantization_config` as options.
+
+    Raises:
+        ValueError: an entry is unknown, out of range, or of no use with the method.
+        TypeError: not a mapping, or a value of the wrong type.
+    """
+    if given is None:
+        return QuantOptions()
+    if not isinstance(given, Mapping):
+        raise TypeError(f"quantization_config={given!r} must be a mapping")
+    if method is None and given:
+        raise ValueError("quantization_config without quantization: say how with quantization='int4', for example")
+    values = {_ALIASES.get(name, name): value for name, value in given.items()}
+    kinds = {item.name: item for item in fields(QuantOptions)}
+    for name, value in values.items():
+        if name not in kinds:
+            raise ValueError(f"quantization_config has an unknown entry {name!r}; it takes {', '.join(kinds)}")
+        if name == "group_size":
+            if value is not None and (isinstance(value, bool) or value not in GROUP_SIZES):
+                allowed = ", ".join(map(str, GROUP_SIZES))
+                raise ValueError(f"group_size={value!r} must be one of {allowed} (-1 is all of a channel)")
+        elif not isinstance(value, bool) and not (value is None and kinds[name].default is None):
+            raise TypeError(f"quantization_config's {name}={value!r} must be True or False")
+    options = QuantOptions(**values)
+    _check_uses(method, options)
+    return options
+
+
+def _check_uses(method: Method | None, options: QuantOptions) -> None:
+    assert method is not None or options == QuantOptions()
+    if method is None:
+        return
+    if options.group_size is not None and FORMATS[method].bits != 4:
+        raise ValueError(f"group_size={options.group_size} is of 4-bit methods; {method!r} has a scale a channel")
+    if not options.symmetric and method != "int4":
+        raise ValueError(f"symmetric=False is of quantization='int4', not of {method!r}")
+    if options.double_quant and method not in ("nf4", "fp4"):
+        raise ValueError(f"double_quant=True is of quantization='nf4' and 'fp4', not of {method!r}")
+
+
+def transformers_method(args: Mapping[str, Any]) -> Method | None:
+    """The method that transformers' arguments name: 8 bits are "int8", 4 bits what `bnb_4bit_quant_type` says.
+
+    Args:
+        args: `quantization` (a method or None) and transformers' arguments by their names.
+
+    Raises:
+        ValueError: they contradict each other or `quantization`, or one is of no use.
+    """
+    quantization, quant_type = args["quantization"], args["bnb_4bit_quant_type"]
+    if quant_type not in (None, "nf4", "fp4"):
+        raise ValueError(f"bnb_4bit_quant_type={quant_type!r} must be 'nf4' or 'fp4'")
+    if args["load_in_8bit"] and args["load_in_4bit"]:
+        raise ValueError("load_in_8bit=True contradicts load_in_4bit=True; give only one of them")
+    if not args["load_in_4bit"]:
+        for name in ("bnb_4bit_quant_type", "bnb_4bit_compute_dtype", "bnb_4bit_use_double_quant"):
+            if args[name]:
+                raise ValueError(f"{name}={args[name]!r} needs load_in_4bit=True")
+        if not args["load_in_8bit"]:
+            return named_method(quantization)
+    method: Method = "int8" if args["load_in_8bit"] else "nf4" if quant_type == "nf4" else "fp4"
+    if quantization not in (None, method):
+        name = "load_in_8bit" if args["load_in_8bit"] else "load_in_4bit"
+        raise ValueError(f"{name}=True is quantization={method!r}, which contradicts quantization={quantization!r}")
+    return method
+
+
+def quant_plan(
+    method: Method | None,
+    options: QuantOptions,
+    model: ModelConfig,
+    checkpoint: "Checkpoint | None",
+    platform: str,
+) -> "QuantPlan | None":
+    """Which parameters are quantised, and how; None for none.
+
+    Args:
+        method: what was asked for.
+        options: its options.
+        model: the architecture.
+        checkpoint: where the weights come from; None for live parameters.
+        platform: JAX's name of the device's platform.
+
+    Raises:
+        ValueError: "gguf" for what is no GGUF file.
+    """
+    if method is None:
+        return None
+    from jaxinfer.quant.plan import QuantPlan
+
+    on_cpu = platform == "cpu"
+    head = options.quantize_head
+    if head is None:
+        head = on_cpu and method == "int8_w8a8"
+    group = options.group_size
+    plan = QuantPlan(
+        method,
+        group=0 if group == -1 else group,
+        symmetric=options.symmetric,
+        double=options.double_quant,
+        head=head,
+        embedding=options.quantize_embedding or (head and model.tie_word_embeddings),
+        fast_form=on_cpu if options.fast_form is None else options.fast_form,
+    )
+    if method != "gguf":
+        return plan
+    if checkpoint is None or checkpoint.metadata is None:
+        source = "live parameters" if checkpoint is None else str(checkpoint.path)
+        raise ValueError(f"quantization='gguf' keeps the codes of a GGUF file, and {source} is none; use 'int8', ...")
+    from jaxinfer.checkpoint.gguf_codes import kept_storages
+
+    return replace(plan, kept=kept_storages(checkpoint))
