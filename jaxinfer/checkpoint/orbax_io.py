@@ -47,7 +47,7 @@ def read_groups(directory: Path, groups: Iterable[Group]) -> Iterator[tuple[Grou
             args = _select(tree, wanted, ocp.RestoreArgs(restore_type=np.ndarray), ocp.RestoreArgs())
             try:
                 restored = flat(
-                    checkpointer.restore(directory, args=ocp.args.PyTreeRestore(item=item, restore_args=args))
+                    checkpointer.restore(directory.resolve(), args=ocp.args.PyTreeRestore(item=item, restore_args=args))
                 )
             except Exception as error:  # tensorstore and Orbax raise a dozen kinds
                 raise ValueError(f"{directory} cannot be read, at {batch[0][0]!r}: {error}") from error
@@ -87,7 +87,7 @@ def _save(directory: Path, tree: Any, **options: Any) -> None:
 
     args = jax.tree.map(lambda leaf: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree)
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**options)) as checkpointer:
-        checkpointer.save(directory, args=ocp.args.PyTreeSave(tree, save_args=args))
+        checkpointer.save(directory.resolve(), args=ocp.args.PyTreeSave(tree, save_args=args))
 
 
 def _metadata(directory: Path) -> Any:
@@ -95,7 +95,7 @@ def _metadata(directory: Path) -> Any:
 
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         try:
-            metadata = checkpointer.metadata(directory).item_metadata
+            metadata = checkpointer.metadata(directory.resolve()).item_metadata  # Orbax wants absolute paths
         except Exception as error:
             raise ValueError(f"{directory} cannot be read as an Orbax checkpoint: {error}") from error
     if metadata is None:  # Orbax has logged why

@@ -44,6 +44,16 @@ def test_there_and_back(saved, params):
     assert all(isinstance(leaf, jax.Array) and leaf.dtype == np.float32 for leaf in jax.tree.leaves(loaded))
 
 
+def test_relative_paths(saved, params, monkeypatch):
+    (saved.parent / "beside").mkdir()
+    monkeypatch.chdir(saved.parent)
+    same(load_checkpoint("saved")[0], params)
+    monkeypatch.chdir("beside")
+    same(load_orbax("../saved", CONFIG), params)
+    save_checkpoint("again", params, CONFIG)
+    same(load_checkpoint("again")[0], params)
+
+
 def test_what_is_known_without_loading(saved):
     checkpoint = open_checkpoint(saved)
     assert checkpoint.model_config == CONFIG
