@@ -8,7 +8,7 @@ from jaxinfer.checkpoint.checkpoint import Checkpoint
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families.family import Family
 from jaxinfer.models.families.hf_config import ACTIVATIONS
-from jaxinfer.models.registry import FAMILIES
+from jaxinfer.models.registry import FAMILIES, family_of_hf_config
 
 HFConfig = dict[str, Any]
 TOKEN_KEYS = {"bos_token_id": "tokenizer.ggml.bos_token_id", "pad_token_id": "tokenizer.ggml.padding_token_id"}
@@ -24,7 +24,7 @@ def exported_config(checkpoint: Checkpoint) -> tuple[Family, HFConfig]:
         ValueError: no family's config can say what the model is; names the fields that would be lost.
     """
     config, lost = checkpoint.model_config, None
-    for family in FAMILIES if checkpoint.family is None else (checkpoint.family,):
+    for family in _families(checkpoint):
         for candidate in _candidates(family, config, checkpoint.hf_config):
             differing = _differing(family, candidate, config)
             if not differing:
@@ -37,13 +37,29 @@ def exported_config(checkpoint: Checkpoint) -> tuple[Family, HFConfig]:
     )
 
 
+def _families(checkpoint: Checkpoint) -> tuple[Family, ...]:
+    """Those whose config may say what the model is, that which its own config names before all others."""
+    if checkpoint.family is not None:
+        return (checkpoint.family,)
+    named = _named_family(checkpoint.hf_config)
+    return FAMILIES if named is None else (named, *(family for family in FAMILIES if family is not named))
+
+
+def _named_family(own: Mapping[str, Any] | None) -> Family | None:
+    try:
+        return None if own is None else family_of_hf_config(own)
+    except ValueError:
+        return None
+
+
 def _candidates(family: Family, config: ModelConfig, own: Mapping[str, Any] | None) -> Iterator[HFConfig]:
     spellings = [hf for hf, ours in ACTIVATIONS.items() if ours == config.hidden_act]
     spelled = config.hidden_act if config.hidden_act in spellings else spellings[-1]
     written = {**asdict(config), "attention_bias": config.qkv_bias, "hidden_act": spelled}
     written = {key: value for key, value in written.items() if key in family.config_keys}
     if own is not None and own.get("architectures"):
-        yield dict(own)
+        if _named_family(own) is family:  # others may read it alike, but have other names for the tensors
+            yield dict(own)
     elif own is not None:
         # A GGUF file says by its tensors whether there are biases and a head, and names a type where it scales nothing.
         told = {key: value for key, value in own.items() if value != {"rope_type": "none"}}

@@ -1,14 +1,18 @@
 """The config.json of a model that came without one, read by our families and checked against what they say."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
 from jaxinfer.checkpoint import open_checkpoint
 from jaxinfer.checkpoint.checkpoint import Checkpoint
+from jaxinfer.checkpoint.convert import convert_checkpoint
 from jaxinfer.checkpoint.hf_export import exported_config
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.registry import family_of_hf_config
 
 SIZES = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8}
@@ -65,6 +69,25 @@ def test_one_that_contradicts_the_model_is_not(data_dir):
     family, config = exported_config(other)
     assert config["rope_theta"] == 7.0
     assert family.model_config(config) == other.model_config
+
+
+def test_the_table_is_that_of_the_family_which_the_config_names(family_case):
+    """Also of a model that went through Orbax, which keeps the config but not the table."""
+    (family_case.scratch / "config.json").write_text(json.dumps(family_case.config))
+    checkpoint = open_checkpoint(family_case.scratch, needs_weights=False)
+    family, config = exported_config(replace(checkpoint, family=None))
+    assert family is family_of_hf_config(family_case.config)
+    assert config == checkpoint.hf_config
+
+
+@pytest.mark.filterwarnings("ignore:no tokenizer is written")
+def test_phi3_through_orbax_has_its_own_tensors_again(make_case, tmp_path):
+    source = make_case("phi3").folder()
+    convert_checkpoint(source, tmp_path / "orbax", "orbax")
+    convert_checkpoint(tmp_path / "orbax", tmp_path / "again", "safetensors")
+    expected, written = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "again"))
+    assert written.keys() == expected.keys()
+    assert all((written[name] == expected[name]).all() for name in expected)
 
 
 @pytest.mark.parametrize("name", ["tiny_llama", "tiny_qwen2"])
