@@ -21,7 +21,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is corrupt or truncated: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object, not a {type(value).__name__}")

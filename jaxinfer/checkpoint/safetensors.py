@@ -36,7 +36,8 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         Its tensors by name. No tensor data has been read.
 
     Raises:
-        ValueError: the file is truncated or corrupt, naming the file and, where it can, the tensor.
+        ValueError: the file is truncated or corrupt, naming the file and, where it can, the tensor: as the format has
+            it, the tensors fill the data from end to end, without gaps and without sharing a byte.
     """
     header, data_start = _read_header(path)
     data_bytes = path.stat().st_size - data_start
@@ -48,6 +49,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
             f"{path} is truncated: tensor {last.name!r} ends at byte {data_start + end}, the file at "
             f"{data_start + data_bytes}; download it again"
         )
+    _check_layout(path, tensors.values(), data_start)
     return tensors
 
 
@@ -61,6 +63,20 @@ def refuse_others(tensors: Iterable[Tensor]) -> None:
             )
 
 
+def _check_layout(path: Path, tensors: Iterable[Tensor], data_start: int) -> None:
+    end, before = data_start, "the header"
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.nbytes)):
+        if tensor.offset != end:
+            raise ValueError(
+                f"{path} is corrupt: tensor {tensor.name!r} begins at byte {tensor.offset}, but {before} ends at byte "
+                f"{end}"
+            )
+        end, before = tensor.offset + tensor.nbytes, f"tensor {tensor.name!r} before it"
+    size = path.stat().st_size
+    if end != size:
+        raise ValueError(f"{path} is corrupt: its tensors end at byte {end}, the file at {size}; download it again")
+
+
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -70,7 +86,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
             raise ValueError(f"{path} is not a safetensors file or is truncated: {size} bytes, header length {length}")
         try:
             header = json.loads(file.read(length))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is corrupt: its header is not JSON ({error})") from error
     if not isinstance(header, dict):
         raise ValueError(f"{path} is corrupt: its header is not a mapping of tensor names")
@@ -79,9 +95,14 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
 
 def _tensor(path: Path, name: str, entry: Any, data_start: int) -> Tensor:
     try:
-        stored, shape, (start, end) = entry["dtype"], tuple(map(int, entry["shape"])), map(int, entry["data_offsets"])
+        stored, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if not (
+            isinstance(stored, str) and isinstance(shape, list) and all(type(n) is int for n in (*shape, start, end))
+        ):
+            raise TypeError("a dtype is a text, shape and offsets are whole numbers")
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is corrupt: the header entry of tensor {name!r} is {entry!r}") from error
+    shape = tuple(shape)
     if stored not in DTYPES and stored not in OTHERS:
         raise ValueError(f"{path}: tensor {name!r} has the unknown dtype {stored}")
     dtype, storage = DTYPES.get(stored) or (stored, f"V{OTHERS[stored]}")

@@ -3,6 +3,7 @@
 import json
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -101,17 +102,65 @@ def test_flipped_header_bytes_never_crash(hf_copy):
             assert str(folder) in str(error)
 
 
-def test_overlong_offsets_name_the_tensor(hf_copy):
-    folder = hf_copy("tiny_llama")
+def with_header(folder: Path, edit: Callable[[dict], None], tail: bytes = b"") -> Path:
+    """The folder, its safetensors header edited and bytes put behind the data."""
     path = folder / "model.safetensors"
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
-    header["model.norm.weight"]["data_offsets"] = [2**60, 2**60 + 256]
+    edit(header)
     text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :] + tail)
+    return folder
+
+
+def test_overlong_offsets_name_the_tensor(hf_copy):
+    folder = with_header(
+        hf_copy("tiny_llama"), lambda header: header["model.norm.weight"].update(data_offsets=[2**60, 2**60 + 256])
+    )
     with pytest.raises(ValueError, match=r"truncated: tensor 'model\.norm\.weight' ends at byte"):
         open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"dtype": ["F32"]},
+        {"dtype": None},
+        {"shape": [64.5]},
+        {"shape": ["64"]},
+        {"shape": [True]},
+        {"shape": "64"},
+        {"shape": {"64": 1}},
+        {"data_offsets": [0.0, 256.0]},
+        {"data_offsets": [0]},
+        {"data_offsets": "01"},
+    ],
+    ids=str,
+)
+def test_header_entries_of_the_wrong_kind_name_file_and_tensor(fields, hf_copy):
+    folder = with_header(hf_copy("tiny_llama"), lambda header: header["model.norm.weight"].update(fields))
+    with pytest.raises(
+        ValueError, match=r"safetensors is corrupt: the header entry of tensor 'model\.norm\.weight' is"
+    ):
+        open_checkpoint(folder)
+
+
+def test_tensors_fill_the_data_from_end_to_end(hf_copy):
+    def share(header):
+        norms = "model.layers.0.input_layernorm.weight", "model.norm.weight"
+        header[norms[1]]["data_offsets"] = header[norms[0]]["data_offsets"]
+
+    folder = hf_copy("tiny_llama")
+    whole = (folder / "model.safetensors").read_bytes()
+    with pytest.raises(ValueError, match=r"safetensors is corrupt: tensor '\S+' begins at byte \d+, but tensor '\S+'"):
+        open_checkpoint(with_header(folder, share))
+    (folder / "model.safetensors").write_bytes(whole)
+    with pytest.raises(ValueError, match=r"safetensors is corrupt: its tensors end at byte \d+, the file at \d+"):
+        open_checkpoint(with_header(folder, lambda header: None, tail=b"more"))
+    (folder / "model.safetensors").write_bytes(whole)
+    with pytest.raises(ValueError, match=r"safetensors is corrupt: (tensor '\S+' begins|its tensors end) at byte"):
+        open_checkpoint(with_header(folder, lambda header: header.pop("model.norm.weight")))
 
 
 @pytest.mark.parametrize(
