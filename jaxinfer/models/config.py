@@ -1,5 +1,6 @@
 """What a decoder looks like: the numbers that fix every shape of the network."""
 
+import math
 import numbers
 from dataclasses import dataclass, fields
 
@@ -162,7 +163,7 @@ class ModelConfig:
             if value < (0 if name in _MAY_BE_ZERO else 1):
                 raise ValueError(f"{name}={value} must be at least {0 if name in _MAY_BE_ZERO else 1}")
         elif (kind is float or (kind == float | None and value is not None)) and (
-            isinstance(value, bool) or not isinstance(value, numbers.Real) or value <= 0
+            isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value) or value <= 0
         ):
             raise ValueError(f"{name}={value!r} must be a number above 0")
 
@@ -175,7 +176,10 @@ class ModelConfig:
                 f"rope_freq_factors has {len(factors)} values; {self.rotary_width} rotated channels need "
                 f"{self.rotary_width // 2}"
             )
+        if factors is not None and not all(0 < factor < math.inf for factor in factors):
+            raise ValueError(f"rope_freq_factors={factors} must be numbers above 0: frequencies are divided by them")
         if self.rope_scaling is not None:
+            self.rope_scaling.check_theta(self.rope_theta)
             self.rope_scaling.check_rotary_dim(self.rotary_width)
 
     def _check_choices(self) -> None:

@@ -62,7 +62,7 @@ class RopeScaling:
             raise ValueError(f"rope type {self.kind!r} is not supported; use one of {', '.join(ROPE_TYPES)}")
         for name in ("original_max_position_embeddings", "factor", "beta_fast", "beta_slow"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise ValueError(f"{name}={value!r} of rope type {self.kind!r} must be a number above 0")
         if self.kind == "llama3" and not 0 < self.low_freq_factor < self.high_freq_factor:
             raise ValueError(
@@ -71,13 +71,23 @@ class RopeScaling:
             )
         if self.kind == "longrope" and (self.short_factor is None or self.long_factor is None):
             raise ValueError("rope type 'longrope' needs short_factor and long_factor")
+        if self.kind == "longrope" and self.original_max_position_embeddings <= 1:
+            raise ValueError("original_max_position_embeddings=1 of rope type 'longrope' must be above 1")
 
     def check_rotary_dim(self, rotary_dim: int) -> None:
-        """Raises ValueError if a list of divisors does not have one for each of ``rotary_dim / 2`` frequencies."""
+        """Raises ValueError if a list of divisors does not have one for each of ``rotary_dim / 2`` frequencies, or if
+        "dynamic" has less than two of these."""
         for name in ("short_factor", "long_factor"):
             factors = getattr(self, name)
             if factors is not None and len(factors) != rotary_dim // 2:
                 raise ValueError(f"{name} has {len(factors)} values; the rotation has {rotary_dim // 2} frequencies")
+        if self.kind == "dynamic" and rotary_dim < 4:
+            raise ValueError(f"rope type 'dynamic' needs a rotation of at least 4 channels, not {rotary_dim}")
+
+    def check_theta(self, theta: float) -> None:
+        """Raises ValueError if the frequencies of base `theta` are all the same, where "yarn" tells them apart."""
+        if self.kind == "yarn" and theta <= 1:
+            raise ValueError(f"rope_theta={theta} must be above 1 for rope type 'yarn'")
 
     @property
     def depends_on_length(self) -> bool:

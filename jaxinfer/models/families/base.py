@@ -6,9 +6,11 @@ from jaxinfer.models.families.hf_config import (
     REFUSED_KEYS,
     HFConfig,
     activation,
-    optional,
+    flag,
+    number,
     refuse_unsupported,
     required_size,
+    size,
 )
 from jaxinfer.models.families.hf_rope import ROPE_KEYS, read_rope
 
@@ -42,8 +44,8 @@ def base_fields(
     """
     refuse_unsupported(config)
     hidden, heads = required_size(config, "hidden_size"), required_size(config, "num_attention_heads")
-    head_dim = optional(config, "head_dim", head_dim)
-    positions = optional(config, "max_position_embeddings", max_positions)
+    head_dim = size(config, "head_dim", head_dim)
+    positions = size(config, "max_position_embeddings", max_positions)
     rope = read_rope(config, positions, theta=theta, partial=partial, local_theta=local_theta)
     return {
         "vocab_size": required_size(config, "vocab_size"),
@@ -51,14 +53,21 @@ def base_fields(
         "intermediate_size": required_size(config, "intermediate_size"),
         "num_hidden_layers": required_size(config, "num_hidden_layers"),
         "num_attention_heads": heads,
-        "num_key_value_heads": optional(config, "num_key_value_heads", 0),
+        "num_key_value_heads": size(config, "num_key_value_heads", 0),
         "head_dim": head_dim,
         "max_position_embeddings": positions if rope.scaling is None else rope.scaling.reach(positions),
         "rope_theta": rope.theta,
-        "rotary_dim": 0 if rope.partial == 1 else int((head_dim or hidden // heads) * rope.partial),
+        "rotary_dim": _rotary_dim(head_dim or hidden // heads, rope.partial),
         "rope_scaling": rope.scaling,
         "local_rope_theta": rope.local_theta,
-        "rms_norm_eps": optional(config, eps_key, eps),
+        "rms_norm_eps": number(config, eps_key, eps),
         "hidden_act": activation(config, act, act_key),
-        "tie_word_embeddings": bool(optional(config, "tie_word_embeddings", tied)),
+        "tie_word_embeddings": flag(config, "tie_word_embeddings", tied),
     }
+
+
+def _rotary_dim(width: int, partial: float) -> int:
+    rotated = int(width * partial)
+    if partial < 1 and not rotated:
+        raise ValueError(f"partial_rotary_factor={partial} rotates no channel of a head of {width}")
+    return 0 if partial == 1 else rotated

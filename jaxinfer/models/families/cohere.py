@@ -6,7 +6,7 @@ from typing import Any
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families.base import BASE_KEYS, WINDOW_KEYS, base_fields
 from jaxinfer.models.families.family import Family
-from jaxinfer.models.families.hf_config import optional, windowed_layers, windows
+from jaxinfer.models.families.hf_config import flag, number, size, windowed_layers, windows
 from jaxinfer.models.families.weights import ATTENTION, EMBEDDING, FINAL_NORM, HEAD, MLP, layer_norm, qk_norms
 
 CONFIG_KEYS = BASE_KEYS | {"layer_norm_eps", "attention_bias", "logit_scale"}
@@ -22,13 +22,13 @@ WEIGHTS = (
 
 
 def _fields(config: Mapping[str, Any], theta: float) -> dict[str, Any]:
-    bias = bool(optional(config, "attention_bias", False))
+    bias = flag(config, "attention_bias", False)
     return base_fields(config, max_positions=8192, theta=theta, eps_key="layer_norm_eps", eps=1e-5, tied=True) | {
         "qkv_bias": bias,
         "o_bias": bias,
         "norm": "layer",
         "block": "parallel_shared_norm",
-        "logit_multiplier": float(optional(config, "logit_scale", 0.0625)),
+        "logit_multiplier": number(config, "logit_scale", 0.0625),
     }
 
 
@@ -38,7 +38,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     Raises:
         ValueError: a shape key is missing, or a setting is not supported.
     """
-    return ModelConfig(**_fields(config, 5e5), qk_norm="heads" if config.get("use_qk_norm") else None)
+    return ModelConfig(**_fields(config, 5e5), qk_norm="heads" if flag(config, "use_qk_norm", False) else None)
 
 
 def model_config_of_two(config: Mapping[str, Any]) -> ModelConfig:
@@ -48,7 +48,7 @@ def model_config_of_two(config: Mapping[str, Any]) -> ModelConfig:
         ValueError: a shape key is missing, or a setting is not supported.
     """
     config = {"sliding_window": 4096, **config}
-    pattern = optional(config, "sliding_window_pattern", 4)
+    pattern = size(config, "sliding_window_pattern", 4)
     layers = windowed_layers(config, lambda layer: (layer + 1) % pattern != 0)
     return ModelConfig(**_fields(config, 1e4), **windows(config, layers), rope_layers=layers)
 

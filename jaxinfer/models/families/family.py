@@ -142,6 +142,6 @@ COMMON_IGNORED_KEYS = frozenset({
     "hidden_dropout", "resid_pdrop", "embd_pdrop", "initializer_range", "gradient_checkpointing", "pretraining_tp",
     "problem_type", "id2label", "label2id", "chunk_size_feed_forward", "is_encoder_decoder", "is_decoder",
     "_attn_implementation", "attn_implementation", "_attn_implementation_autoset", "cache_implementation",
-    "is_llama_config", "transformers.js_config",
+    "is_llama_config", "transformers.js_config", "_model_name_or_path",
 })
 # fmt: on

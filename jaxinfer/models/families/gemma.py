@@ -7,7 +7,7 @@ from typing import Any
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families.base import BASE_KEYS, base_fields
 from jaxinfer.models.families.family import Family
-from jaxinfer.models.families.hf_config import optional, required_size
+from jaxinfer.models.families.hf_config import flag, optional, required_size, size
 from jaxinfer.models.families.weights import LLAMA_WEIGHTS
 
 CONFIG_KEYS = BASE_KEYS | {"rms_norm_eps", "attention_bias", "hidden_activation"}
@@ -16,9 +16,9 @@ IGNORED_KEYS = frozenset({"use_bidirectional_attention"})  # null or false in al
 
 def fields(config: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
     """What all Gemmas have in common."""
-    if config.get("use_bidirectional_attention"):
+    if flag(config, "use_bidirectional_attention", False):
         raise ValueError("use_bidirectional_attention=True is not supported; only causal attention is")
-    bias = bool(optional(config, "attention_bias", False))
+    bias = flag(config, "attention_bias", False)
     return base_fields(
         config, **{"max_positions": 8192, "head_dim": 256, "act": "gelu_pytorch_tanh", "tied": True, **defaults}
     ) | {
@@ -33,9 +33,9 @@ def gguf_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """GGUF files of Gemma 2 and 3 do not say how queries are scaled: by the head's width, but for the 27B models (46
     and 62 layers), where it is D / N."""
     if config.get("num_hidden_layers") in (46, 62):
-        width = required_size(config, "hidden_size") // max(1, required_size(config, "num_attention_heads"))
+        width = required_size(config, "hidden_size") // required_size(config, "num_attention_heads")
     else:
-        width = optional(config, "head_dim", 256)
+        width = size(config, "head_dim", 256)
     return {**config, "query_pre_attn_scalar": width}
 
 

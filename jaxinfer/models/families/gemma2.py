@@ -7,7 +7,7 @@ from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families import gemma
 from jaxinfer.models.families.base import WINDOW_KEYS
 from jaxinfer.models.families.family import Family
-from jaxinfer.models.families.hf_config import optional, windowed_layers, windows
+from jaxinfer.models.families.hf_config import number, windowed_layers, windows
 from jaxinfer.models.families.weights import ATTENTION, EMBEDDING, FINAL_NORM, HEAD, MLP, SANDWICH_NORMS
 
 # fmt: off
@@ -29,9 +29,9 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         **gemma.fields(config, act_key="hidden_activation"),
         **windows(config, windowed_layers(config, lambda layer: layer % 2 == 0)),
         post_norms=True,
-        query_scale=optional(config, "query_pre_attn_scalar", 256) ** -0.5,
-        attn_softcap=config["attn_logit_softcapping"],
-        logit_softcap=config["final_logit_softcapping"],
+        query_scale=number(config, "query_pre_attn_scalar", 256.0) ** -0.5,
+        attn_softcap=number(config, "attn_logit_softcapping", None),
+        logit_softcap=number(config, "final_logit_softcapping", None),
     )
 
 

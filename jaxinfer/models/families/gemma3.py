@@ -6,7 +6,7 @@ from typing import Any
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families import gemma, gemma2
 from jaxinfer.models.families.family import Family
-from jaxinfer.models.families.hf_config import optional, windowed_layers, windows
+from jaxinfer.models.families.hf_config import number, size, windowed_layers, windows
 from jaxinfer.models.families.weights import qk_norms
 
 GLOBAL_THETA, LOCAL_THETA = 1e6, 1e4
@@ -21,16 +21,16 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         ValueError: a shape key is missing, or a setting is not supported.
     """
     config = DEFAULTS | dict(config)
-    pattern = optional(config, "sliding_window_pattern", optional(config, "_sliding_window_pattern", 6))
-    local_theta = float(optional(config, "rope_local_base_freq", LOCAL_THETA))
+    pattern = size(config, "sliding_window_pattern", size(config, "_sliding_window_pattern", 6))
+    local_theta = number(config, "rope_local_base_freq", LOCAL_THETA)
     defaults: dict[str, Any] = {"max_positions": 131072, "theta": GLOBAL_THETA, "local_theta": local_theta}
     return ModelConfig(
         **gemma.fields(config, act_key="hidden_activation", **defaults),
         **windows(config, windowed_layers(config, lambda layer: (layer + 1) % pattern != 0)),
         post_norms=True,
         qk_norm="head",
-        query_scale=optional(config, "query_pre_attn_scalar", 256) ** -0.5,
-        logit_softcap=config.get("final_logit_softcapping"),
+        query_scale=number(config, "query_pre_attn_scalar", 256.0) ** -0.5,
+        logit_softcap=number(config, "final_logit_softcapping", None),
     )
 
 

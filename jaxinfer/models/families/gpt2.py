@@ -6,7 +6,7 @@ from typing import Any
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families.base import base_fields
 from jaxinfer.models.families.family import Family, Weight
-from jaxinfer.models.families.hf_config import REFUSED_KEYS, optional
+from jaxinfer.models.families.hf_config import REFUSED_KEYS, flag, naming
 from jaxinfer.models.families.weights import norm
 
 NAMES = {
@@ -35,7 +35,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         ValueError: a shape key is missing, or a setting is not supported.
     """
     for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
-        if config.get(key):
+        if flag(config, key, False):
             raise ValueError(f"{key}=True is not supported")
     named = {name: config.get(key) for key, name in NAMES.items()} | {key: config.get(key) for key in OTHER_KEYS}
     width = named["hidden_size"]
@@ -48,17 +48,18 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         "eps": 1e-5,
         "tied": True,
     }
-    return ModelConfig(
-        **base_fields(named, **defaults),
-        qkv_bias=True,
-        o_bias=True,
-        mlp_bias=True,
-        learned_positions=True,
-        norm="layer",
-        norm_bias=True,
-        mlp_gated=False,
-        query_scale=None if optional(config, "scale_attn_weights", True) else 1.0,
-    )
+    with naming({name: key for key, name in NAMES.items()}):
+        return ModelConfig(
+            **base_fields(named, **defaults),
+            qkv_bias=True,
+            o_bias=True,
+            mlp_bias=True,
+            learned_positions=True,
+            norm="layer",
+            norm_bias=True,
+            mlp_gated=False,
+            query_scale=None if flag(config, "scale_attn_weights", True) else 1.0,
+        )
 
 
 def _linear(hf: str, leaf: str, shape: str, axes: tuple[int, ...], bias: str, bias_axes: tuple[int, ...] = ()) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families.base import BASE_KEYS, base_fields
 from jaxinfer.models.families.family import Family, Weight
-from jaxinfer.models.families.hf_config import optional
+from jaxinfer.models.families.hf_config import flag, naming, number
 from jaxinfer.models.families.weights import norm
 
 LAYER, LEAF = "gpt_neox.layers.{i}.", "layers_{i}/"
@@ -21,22 +21,25 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         ValueError: a shape key is missing, or a setting is not supported.
     """
     defaults: dict[str, Any] = {
-        "theta": optional(config, "rotary_emb_base", 10000.0),
-        "partial": optional(config, "rotary_pct", 0.25),
+        "theta": number(config, "rotary_emb_base", 10000.0),
+        "partial": number(config, "rotary_pct", 0.25),
         "eps_key": "layer_norm_eps",
         "eps": 1e-5,
         "act": "gelu",
     }
-    bias = bool(optional(config, "attention_bias", True))
+    bias = flag(config, "attention_bias", True)
+    said = {**config, "num_key_value_heads": None, "head_dim": None}
+    with naming({"partial_rotary_factor": "rotary_pct"} if "rotary_pct" in config else {}):
+        base = base_fields(said, **defaults)
     return ModelConfig(
-        **base_fields({**config, "num_key_value_heads": None, "head_dim": None}, **defaults),
+        **base,
         qkv_bias=bias,
         o_bias=bias,
         mlp_bias=True,
         norm="layer",
         norm_bias=True,
         mlp_gated=False,
-        block="parallel" if optional(config, "use_parallel_residual", True) else "sequential",
+        block="parallel" if flag(config, "use_parallel_residual", True) else "sequential",
     )
 
 

@@ -7,7 +7,7 @@ from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families import llama
 from jaxinfer.models.families.base import base_fields
 from jaxinfer.models.families.family import Family
-from jaxinfer.models.families.hf_config import optional
+from jaxinfer.models.families.hf_config import number
 from jaxinfer.models.families.weights import LLAMA_WEIGHTS
 
 SCALES = {"embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"}
@@ -22,10 +22,10 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig(
         **base_fields(config),
         **llama.biases(config),
-        query_scale=float(optional(config, "attention_multiplier", 1.0)),
-        embedding_multiplier=float(optional(config, "embedding_multiplier", 1.0)),
-        residual_multiplier=float(optional(config, "residual_multiplier", 1.0)),
-        logit_multiplier=1 / float(optional(config, "logits_scaling", 1.0)),
+        query_scale=number(config, "attention_multiplier", 1.0),
+        embedding_multiplier=number(config, "embedding_multiplier", 1.0),
+        residual_multiplier=number(config, "residual_multiplier", 1.0),
+        logit_multiplier=1 / number(config, "logits_scaling", 1.0),
     )
 
 

@@ -1,9 +1,13 @@
 """Reading Hugging Face config keys that most families share."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 HFConfig = Mapping[str, Any]
+Default = TypeVar("Default", int, float, bool, None)
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -18,13 +22,10 @@ REFUSED_KEYS = frozenset({"quantization_config"})
 
 
 def required_size(config: HFConfig, key: str) -> int:
-    """Returns a size of the network; raises ValueError if it is missing or not an int."""
-    value = config.get(key)
-    if value is None:
+    """Returns a size of the network; raises ValueError if it is missing or no int of at least 1."""
+    if config.get(key) is None:
         raise ValueError(f"the model config has no {key!r}; without it the shape of the network is unknown")
-    if not isinstance(value, int):
-        raise ValueError(f"{key}={value!r} must be an int")
-    return value
+    return size(config, key, 0)
 
 
 def optional(config: HFConfig, key: str, default: Any) -> Any:
@@ -33,10 +34,83 @@ def optional(config: HFConfig, key: str, default: Any) -> Any:
     return default if value is None else value
 
 
+def size(config: HFConfig, key: str, default: Default, *, minimum: int = 1, within: str = "") -> int | Default:
+    """Returns an int, or `default` when it is missing or null; below `minimum` or no int raises ValueError.
+
+    Args:
+        within: what stands before the key in the message, as "rope_scaling.".
+    """
+    value = config.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ValueError(f"{within}{key}={value!r} must be an int of at least {minimum}")
+    return value
+
+
+def number(config: HFConfig, key: str, default: Default, *, zero: bool = False, within: str = "") -> float | Default:
+    """Returns a finite number above 0 (or 0, where `zero`), or `default` when it is missing or null.
+
+    Raises:
+        ValueError: it is none, NaN and infinity included.
+    """
+    value = config.get(key)
+    return default if value is None else _finite(f"{within}{key}", value, zero)
+
+
+def numbers(config: HFConfig, key: str, *, within: str = "") -> tuple[float, ...]:
+    """Returns a list of numbers above 0; raises ValueError if it is missing or another thing."""
+    values = config.get(key)
+    if not isinstance(values, list | tuple):
+        raise ValueError(f"{within}{key}={values!r} must be a list of numbers")
+    return tuple(_finite(f"{within}{key}[{index}]", value) for index, value in enumerate(values))
+
+
+def _finite(name: str, value: Any, zero: bool = False) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or value < 0 or (value == 0 and not zero):
+        raise ValueError(f"{name}={value!r} must be a number above 0{' or 0' if zero else ''}")
+    return float(value)
+
+
+def flag(config: HFConfig, key: str, default: bool, *, within: str = "") -> bool:
+    """Returns a bool, or `default` when it is missing or null; other things, as "false" or 0, raise ValueError."""
+    value = optional(config, key, default)
+    if not isinstance(value, bool):
+        raise ValueError(f"{within}{key}={value!r} must be true or false")
+    return value
+
+
+def whole_numbers(config: HFConfig, key: str, length: int | None = None) -> tuple[int, ...] | None:
+    """Returns a list of ints of at least 0 (true and false are 1 and 0), or None when it is missing or null.
+
+    Raises:
+        ValueError: another thing, or not `length` of them.
+    """
+    values = config.get(key)
+    if values is None:
+        return None
+    if not isinstance(values, list | tuple) or not all(isinstance(item, int) and item >= 0 for item in values):
+        raise ValueError(f"{key}={values!r} must be a list of ints of at least 0")
+    if length is not None and len(values) != length:
+        raise ValueError(f"{key} has {len(values)} entries for num_hidden_layers={length}")
+    return tuple(map(int, values))
+
+
+@contextmanager
+def naming(names: Mapping[str, str]) -> Iterator[None]:
+    """Lets the errors raised inside speak of the file's keys, `names` of ours, as ValueErrors."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        message = re.sub(r"\w+(\.\w+)*", lambda word: names.get(word[0], word[0]), str(error))
+        raise ValueError(message) from error
+
+
 def activation(config: HFConfig, default: str, key: str = "hidden_act") -> str:
     """Returns our name of the activation that `key` names; unknown ones raise ValueError."""
     name = optional(config, key, default)
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ValueError(f"{key}={name!r} is not supported; use one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
@@ -69,6 +143,8 @@ def windowed_layers(config: HFConfig, default: Callable[[int], bool]) -> tuple[b
     count, types = layer_count(config), config.get("layer_types")
     if types is None:
         return tuple(map(default, range(count)))
+    if not isinstance(types, list | tuple) or not all(isinstance(item, str) for item in types):
+        raise ValueError(f"layer_types={types!r} must be a list of strings, one for each layer")
     unknown = sorted(set(types) - {"full_attention", "sliding_attention"})
     if unknown:
         raise ValueError(
@@ -86,9 +162,9 @@ def windows(config: HFConfig, layers: tuple[bool, ...]) -> dict[str, Any]:
     Raises:
         ValueError: there are windowed layers but no width.
     """
-    width = config.get("sliding_window")
     if not any(layers):
         return {}
-    if not isinstance(width, int) or width < 1:
-        raise ValueError(f"sliding_window={width!r} must be an int of at least 1: some layers are windowed")
+    width = size(config, "sliding_window", None)
+    if width is None:
+        raise ValueError("sliding_window=None must be an int of at least 1: some layers are windowed")
     return {"sliding_window": width, "window_layers": None if all(layers) else layers}

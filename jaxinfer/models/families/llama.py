@@ -6,7 +6,7 @@ from typing import Any
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families.base import BASE_KEYS, base_fields
 from jaxinfer.models.families.family import Family
-from jaxinfer.models.families.hf_config import optional
+from jaxinfer.models.families.hf_config import flag
 from jaxinfer.models.families.weights import LLAMA_WEIGHTS
 
 CONFIG_KEYS = BASE_KEYS | {"rms_norm_eps", "attention_bias", "mlp_bias"}
@@ -14,8 +14,8 @@ CONFIG_KEYS = BASE_KEYS | {"rms_norm_eps", "attention_bias", "mlp_bias"}
 
 def biases(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of ``attention_bias`` and ``mlp_bias``, both false where they are missing."""
-    bias = bool(optional(config, "attention_bias", False))
-    return {"qkv_bias": bias, "o_bias": bias, "mlp_bias": bool(optional(config, "mlp_bias", False))}
+    bias = flag(config, "attention_bias", False)
+    return {"qkv_bias": bias, "o_bias": bias, "mlp_bias": flag(config, "mlp_bias", False)}
 
 
 def model_config(config: Mapping[str, Any]) -> ModelConfig:

@@ -6,7 +6,7 @@ from typing import Any
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families.base import BASE_KEYS, WINDOW_KEYS, base_fields
 from jaxinfer.models.families.family import Family
-from jaxinfer.models.families.hf_config import optional, windowed_layers, windows
+from jaxinfer.models.families.hf_config import size, windowed_layers, windows
 from jaxinfer.models.families.weights import ATTENTION, EMBEDDING, FINAL_NORM, HEAD, PRE_NORMS, experts
 
 ROUTER_KEYS = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})  # of training
@@ -23,8 +23,8 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig(
         **base,
         **windows(config, layers),
-        num_experts=optional(config, "num_local_experts", 8),
-        num_experts_per_tok=optional(config, "num_experts_per_tok", 2),
+        num_experts=size(config, "num_local_experts", 8),
+        num_experts_per_tok=size(config, "num_experts_per_tok", 2),
         moe_intermediate_size=base["intermediate_size"],
     )
 

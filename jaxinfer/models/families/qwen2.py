@@ -6,7 +6,7 @@ from typing import Any
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families.base import BASE_KEYS, WINDOW_KEYS, base_fields
 from jaxinfer.models.families.family import Family
-from jaxinfer.models.families.hf_config import optional, windowed_layers, windows
+from jaxinfer.models.families.hf_config import flag, size, windowed_layers, windows
 from jaxinfer.models.families.weights import LLAMA_WEIGHTS
 
 CONFIG_KEYS = BASE_KEYS | WINDOW_KEYS | {"rms_norm_eps", "use_sliding_window", "max_window_layers"}
@@ -14,10 +14,10 @@ CONFIG_KEYS = BASE_KEYS | WINDOW_KEYS | {"rms_norm_eps", "use_sliding_window", "
 
 def window_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of Qwen's windows: the layers from ``max_window_layers`` on, if ``use_sliding_window``."""
-    if not config.get("use_sliding_window"):
+    if not flag(config, "use_sliding_window", False):
         return {}
     config = {"sliding_window": 4096, **config}
-    first = optional(config, "max_window_layers", 28)
+    first = size(config, "max_window_layers", 28, minimum=0)
     layers = windowed_layers(config, lambda layer: config["sliding_window"] is not None and layer >= first)
     return windows(config, layers)
 

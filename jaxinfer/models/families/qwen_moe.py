@@ -7,7 +7,16 @@ from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families import qwen2, qwen3
 from jaxinfer.models.families.base import base_fields
 from jaxinfer.models.families.family import Family
-from jaxinfer.models.families.hf_config import layer_count, optional, windowed_layers, windows
+from jaxinfer.models.families.hf_config import (
+    flag,
+    layer_count,
+    optional,
+    required_size,
+    size,
+    whole_numbers,
+    windowed_layers,
+    windows,
+)
 from jaxinfer.models.families.mixtral import ROUTER_KEYS
 from jaxinfer.models.families.weights import LLAMA_WEIGHTS, experts, qk_norms, shared_expert
 
@@ -20,14 +29,14 @@ MOE_KEYS = {
 
 
 def _moe_fields(config: Mapping[str, Any], default_experts: int, per_token: int, width: int) -> dict[str, Any]:
-    step, dense = optional(config, "decoder_sparse_step", 1), optional(config, "mlp_only_layers", ())
+    step, dense = size(config, "decoder_sparse_step", 1), whole_numbers(config, "mlp_only_layers") or ()
     count = layer_count(config)
     layers = tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(count))
     return {
-        "num_experts": optional(config, "num_local_experts", optional(config, "num_experts", default_experts)),
-        "num_experts_per_tok": optional(config, "num_experts_per_tok", per_token),
-        "moe_intermediate_size": optional(config, "moe_intermediate_size", width),
-        "renormalize_experts": bool(optional(config, "norm_topk_prob", False)),
+        "num_experts": size(config, "num_local_experts", size(config, "num_experts", default_experts)),
+        "num_experts_per_tok": size(config, "num_experts_per_tok", per_token),
+        "moe_intermediate_size": size(config, "moe_intermediate_size", width),
+        "renormalize_experts": flag(config, "norm_topk_prob", False),
         "moe_layers": None if all(layers) else layers,
     }
 
@@ -39,14 +48,14 @@ def qwen2_moe_config(config: Mapping[str, Any]) -> ModelConfig:
         ValueError: a shape key is missing, or a setting is not supported.
     """
     config = {"sliding_window": 4096, **config}
-    last = optional(config, "max_window_layers", 28) if config.get("use_sliding_window") else 0
+    last = size(config, "max_window_layers", 28, minimum=0) if flag(config, "use_sliding_window", False) else 0
     layers = windowed_layers(config, lambda layer: layer % 2 == 0 and layer < last)
     return ModelConfig(
         **base_fields(config, max_positions=32768),
         **windows(config, layers),
         **_moe_fields(config, 60, 4, 1408),
-        qkv_bias=bool(optional(config, "qkv_bias", True)),
-        shared_expert_intermediate_size=optional(config, "shared_expert_intermediate_size", 5632),
+        qkv_bias=flag(config, "qkv_bias", True),
+        shared_expert_intermediate_size=size(config, "shared_expert_intermediate_size", 5632),
     )
 
 
@@ -57,8 +66,8 @@ def qwen3_moe_config(config: Mapping[str, Any]) -> ModelConfig:
         ValueError: a shape key is missing, or a setting is not supported.
     """
     # Unlike the dense ones, their head_dim is D / N by default, and their windows are in all layers.
-    head_dim = optional(config, "head_dim", config.get("hidden_size", 0) // config.get("num_attention_heads", 1))
-    full = {**config, "head_dim": head_dim, "max_window_layers": 0}
+    own_width = required_size(config, "hidden_size") // required_size(config, "num_attention_heads")
+    full = {**config, "head_dim": optional(config, "head_dim", own_width), "max_window_layers": 0}
     return ModelConfig(**qwen3.fields(full), **_moe_fields(config, 128, 8, 768))
 
 

@@ -7,7 +7,7 @@ from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families import llama
 from jaxinfer.models.families.base import WINDOW_KEYS, base_fields
 from jaxinfer.models.families.family import Family
-from jaxinfer.models.families.hf_config import layer_count, optional, windowed_layers, windows
+from jaxinfer.models.families.hf_config import flag, layer_count, size, whole_numbers, windowed_layers, windows
 from jaxinfer.models.families.weights import LLAMA_WEIGHTS
 
 
@@ -17,11 +17,11 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     Raises:
         ValueError: a shape key is missing, or a setting is not supported.
     """
-    count, interval = layer_count(config), optional(config, "no_rope_layer_interval", 4)
+    count, interval = layer_count(config), size(config, "no_rope_layer_interval", 4)
     # In spite of its name, no_rope_layers has a 1 for each layer that rotates.
-    flags = optional(config, "no_rope_layers", [(layer + 1) % interval != 0 for layer in range(count)])
-    rotates = tuple(map(bool, flags))
-    windowed = bool(config.get("use_sliding_window")) and config.get("sliding_window") is not None
+    flags = whole_numbers(config, "no_rope_layers", count)
+    rotates = tuple(map(bool, flags or [(layer + 1) % interval for layer in range(count)]))
+    windowed = flag(config, "use_sliding_window", False) and config.get("sliding_window") is not None
     layers = windowed_layers(config, lambda layer: windowed and not rotates[layer])
     return ModelConfig(
         **base_fields(config, max_positions=32768, theta=2e6, tied=True),

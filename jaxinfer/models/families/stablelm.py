@@ -6,7 +6,7 @@ from typing import Any
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families.base import BASE_KEYS, base_fields
 from jaxinfer.models.families.family import Family, Weight
-from jaxinfer.models.families.hf_config import optional
+from jaxinfer.models.families.hf_config import flag
 from jaxinfer.models.families.weights import ATTENTION, EMBEDDING, FINAL_NORM, HEAD, MLP, layer_norm
 
 
@@ -18,11 +18,11 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     """
     return ModelConfig(
         **base_fields(config, max_positions=4096, partial=0.25, eps_key="layer_norm_eps", eps=1e-5),
-        qkv_bias=bool(optional(config, "use_qkv_bias", False)),
+        qkv_bias=flag(config, "use_qkv_bias", False),
         norm="layer",
         norm_bias=True,
-        qk_norm="heads" if config.get("qk_layernorm") else None,
-        block="parallel_shared_norm" if config.get("use_parallel_residual") else "sequential",
+        qk_norm="heads" if flag(config, "qk_layernorm", False) else None,
+        block="parallel_shared_norm" if flag(config, "use_parallel_residual", False) else "sequential",
     )
 
 
