@@ -9,6 +9,7 @@ from typing import Any
 from jaxinfer.checkpoint.checkpoint import Checkpoint
 from jaxinfer.checkpoint.weight_map import expected_weights
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.rope_scaling import RopeScaling
 
 PLAIN_DTYPES = ("float64", "float32", "float16", "bfloat16")
 SCALE_BYTES = 4  # of a quantised KV pool: a float32 for each head's key and each head's value of a token
@@ -87,6 +88,8 @@ SHOWN = (
     "tie_word_embeddings",
 )
 """Settings that have a fact of their own."""
+SCALING_NUMBERS = {"llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ("beta_fast", "beta_slow")}
+"""Numbers of a kind of rotary scaling that mean something at their default, too."""
 
 
 def _unusual(config: ModelConfig, prefix: str, shown: tuple[str, ...]) -> dict[str, Any]:
@@ -98,8 +101,19 @@ def _unusual(config: ModelConfig, prefix: str, shown: tuple[str, ...]) -> dict[s
         value = getattr(config, item.name)
         default = item.default_factory() if item.default_factory is not MISSING else item.default
         if value != default:
-            found[item.name] = list(value) if isinstance(value, tuple) else value
+            found[item.name] = _scaling(value) if isinstance(value, RopeScaling) else _plain(value)
     return found
+
+
+def _scaling(scaling: RopeScaling) -> dict[str, Any]:
+    """Kind and numbers: those of the kind, and others that are not at their default."""
+    own = SCALING_NUMBERS.get(scaling.kind, ())
+    values = {item.name: (getattr(scaling, item.name), item.default) for item in fields(scaling)}
+    return {name: _plain(value) for name, (value, default) in values.items() if name in own or value != default}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, int, int]]:

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -56,20 +55,13 @@ def run(arguments: argparse.Namespace) -> int:
     from jaxinfer.checkpoint.output_directory import check_output
 
     check_output(arguments.output)  # before anything is downloaded
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = _show_warning
-        done = convert_checkpoint(
-            find_model(arguments.model, arguments),
-            arguments.output,
-            arguments.format,
-            dtype=arguments.dtype,
-            max_shard_bytes=arguments.max_shard_size,
-            progress=sys.stderr.isatty(),
-        )
+    done = convert_checkpoint(
+        find_model(arguments.model, arguments),
+        arguments.output,
+        arguments.format,
+        dtype=arguments.dtype,
+        max_shard_bytes=arguments.max_shard_size,
+        progress=sys.stderr.isatty(),
+    )
     print(f"{done.path}: {done.format}, {done.num_params:,} parameters in {done.dtype}, {done.nbytes:,} bytes")
     return 0
-
-
-def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
-    print(f"jaxinfer: warning: {message}", file=sys.stderr)

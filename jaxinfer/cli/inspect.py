@@ -138,7 +138,9 @@ def _named(values: dict[str, Any]) -> str:
 
 
 def _short(value: Any) -> str:
-    """A long list of numbers by its ends."""
+    """A long list of numbers by its ends, a group of settings in brackets after its kind."""
+    if isinstance(value, dict):
+        return f"{value['kind']} ({_named({name: item for name, item in value.items() if name != 'kind'})})"
     if isinstance(value, list) and len(value) > 8:
         return (
             f"{len(value)} values, {value[0]:g} to {value[-1]:g}" if isinstance(value[0], float) else f"{value[:8]}..."

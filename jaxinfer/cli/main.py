@@ -5,7 +5,9 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TextIO
 
 from jaxinfer._version import __version__
 from jaxinfer.cli import batch, bench, chat, collect_env, convert, eval, generate, inspect, plan
@@ -78,8 +80,35 @@ def _run(words: Sequence[str]) -> int:
         arguments = _parse(parser, words)
     except SystemExit as stop:  # argparse has written help, the version or what is wrong
         return stop.code if isinstance(stop.code, int) else 2
-    status: int = arguments.run(arguments)
+    with _plain_warnings():
+        status: int = arguments.run(arguments)
     return status
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """What is told to the user is one line, without a place in the source; it is shown unless Python's own options say
+    otherwise."""
+    with warnings.catch_warnings():
+        if not sys.warnoptions:
+            warnings.simplefilter("default", UserWarning)
+        before = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if category is UserWarning:
+                print(f"jaxinfer: warning: {message}", file=sys.stderr)
+            else:
+                before(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        yield
 
 
 def _parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:

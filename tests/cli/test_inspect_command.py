@@ -167,6 +167,29 @@ def test_rotary_factors(tmp_path, inspect, capsys, random_params):
     assert "rope:               theta 10000, rope_freq_factors 16 values, 1 to 16\n" in capsys.readouterr().out
 
 
+def test_rotary_scaling_by_its_kind_and_own_numbers(tmp_path, inspect, capsys):
+    config = json.loads((DATA / "tiny_llama" / "config.json").read_text())
+    scaling = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 32}
+    scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_parameters": scaling}))
+    shown = {key: value for key, value in scaling.items() if key not in ("rope_type", "rope_theta")}
+    assert inspect(tmp_path)["rope"]["scaling"] == {"rope_scaling": {"kind": "llama3", **shown}}
+    assert main(["inspect", str(tmp_path)]) == 0
+    line = (
+        "rope_scaling llama3 (original_max_position_embeddings 32, factor 8, low_freq_factor 1, high_freq_factor 4)\n"
+    )
+    assert f"rope:               theta 10000, {line}" in capsys.readouterr().out
+
+
+def test_a_warning_is_a_line(tmp_path, capsys):
+    config = json.loads((DATA / "tiny_llama" / "config.json").read_text())
+    unread = {"_model_name_or_path": "somewhere", "an_odd_one": 1}  # transformers has written the first for a while
+    (tmp_path / "config.json").write_text(json.dumps(config | unread))
+    assert main(["inspect", str(tmp_path)]) == 0
+    expected = f"jaxinfer: warning: {tmp_path / 'config.json'}: unknown settings are not used: an_odd_one\n"
+    assert capsys.readouterr().err == expected
+
+
 def test_how_an_engine_would_store_the_weights(capsys):
     assert main(["inspect", str(DATA / "tiny_llama"), "--json", "--quantization", "nf4"]) == 0
     stored = json.loads(capsys.readouterr().out)["stored_as"]
