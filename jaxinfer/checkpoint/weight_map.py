@@ -104,8 +104,10 @@ def place_weights(
         else:
             placements.append(Placement(tensor, slot))
     if missing:
+        there = _unexpected(family, config, tensors, style)
         raise ValueError(
             f"{source}: {_listed(missing)} missing from the checkpoint; it is incomplete or not a {family.name} model"
+            + (f". Nobody reads what is there: {_listed(there)}" if there else "")
         )
     if misshapen:
         raise ValueError(f"{source}: tensor {_listed(misshapen)}")
@@ -159,17 +161,22 @@ def _pairwise(family: Family, style: NameStyle) -> bool:
     return family.gguf_pairwise_rotary if style == "gguf" else family.pairwise_rotary
 
 
-def _refuse_unexpected(
-    family: Family, config: ModelConfig, tensors: Mapping[str, Tensor], style: NameStyle, source: Path
-) -> None:
+def _unexpected(family: Family, config: ModelConfig, tensors: Mapping[str, Tensor], style: NameStyle) -> list[str]:
+    """Name and shape of tensors that have no place in the model."""
     known = {name for name, *_ in expected_weights(family, config, style)}
     if config.tie_word_embeddings:
         known.add(head_name(family, style))
-    unexpected = [
+    return [
         f"{name} {list(tensor.shape)}"
         for name, tensor in tensors.items()
         if name not in known and not name.endswith(family.ignored_weights)
     ]
+
+
+def _refuse_unexpected(
+    family: Family, config: ModelConfig, tensors: Mapping[str, Tensor], style: NameStyle, source: Path
+) -> None:
+    unexpected = _unexpected(family, config, tensors, style)
     if unexpected:
         raise ValueError(
             f"{source}: tensor {_listed(unexpected)} has no place in the model that its config describes "

@@ -1,6 +1,7 @@
 """Hugging Face directories: shards, tying (field case 22), end ids (11), and everything that can be wrong with them."""
 
 import json
+import re
 import time
 import warnings
 from collections.abc import Callable
@@ -206,6 +207,8 @@ def test_not_a_checkpoint(tmp_path):
         open_checkpoint(tmp_path)
     with pytest.raises(ValueError, match="does not exist"):
         open_checkpoint(tmp_path / "nothing")
+    with pytest.raises(ValueError, match="/dev/null is neither a file nor a folder"):
+        open_checkpoint(Path("/dev/null"))
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     with pytest.raises(ValueError, match=r"config\.json: the model config has no 'hidden_size'"):
         open_checkpoint(tmp_path)
@@ -215,6 +218,17 @@ def test_missing_tensor(hf_copy):
     folder = hf_copy("tiny_llama", lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
     with pytest.raises(ValueError, match=r"model\.layers\.1\.mlp\.up_proj\.weight \[96, 64\] missing"):
         open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("rename", [lambda name: f"module.{name}", lambda name: name.removeprefix("model.")])
+def test_other_names_are_shown_beside_those_that_are_missing(rename, hf_copy):
+    def renamed(tensors: dict[str, np.ndarray]) -> None:
+        for name in list(tensors):
+            tensors[rename(name)] = tensors.pop(name)
+
+    there = re.escape(rename("model.layers.0.input_layernorm.weight"))
+    with pytest.raises(ValueError, match=rf"\[256, 64\].* missing .* Nobody reads what is there: {there} \[64\], "):
+        open_checkpoint(hf_copy("tiny_llama", renamed))
 
 
 def test_unexpected_tensor(hf_copy):
