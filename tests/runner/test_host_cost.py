@@ -1,6 +1,7 @@
 """What a step of 256 decodes costs the host in all, with only the device stubbed."""
 
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -54,7 +55,7 @@ def test_schedule_assemble_and_commit(sampling: dict[str, Any], record_property:
         SchedulerConfig(NUM_SEQS, NUM_SEQS, 16 * WIDTH),
         RunnerConfig(),
     )
-    engine = Engine(config, AssemblingRunner(), None)
+    engine = Engine(config, AssemblingRunner(), None, clock=time.thread_time)
     params = SamplingParams(max_tokens=None, output_kind=RequestOutputKind.FINAL_ONLY, **sampling)
     for index in range(NUM_SEQS):
         engine.add_request(str(index), [1], params)
@@ -68,5 +69,5 @@ def test_schedule_assemble_and_commit(sampling: dict[str, Any], record_property:
         milliseconds.append(1e3 * spent)
     assert engine.stats().num_running == NUM_SEQS
     record_property("milliseconds", statistics.median(milliseconds[20:]))
-    # The goal is 1.5 ms on a quiet core without the outputs, which are in here; the machine may be shared.
+    # Of this thread's own time. The goal is 1.5 ms without the outputs, which are in here; cores differ.
     assert statistics.median(milliseconds[20:]) < 5.0
