@@ -1,5 +1,6 @@
 """GGUF metadata in Hugging Face's words, so that one family table serves both."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 from jaxinfer.checkpoint.tensor import Tensor
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families.family import Family
+from jaxinfer.models.families.hf_config import naming, required_size, size
 from jaxinfer.models.rope_scaling import RopeScaling
 
 # Where two names are given for a key, the last that the family knows counts.
@@ -37,6 +39,9 @@ HF_KEYS = (
     ("rope.freq_base", "rope_theta"),
     ("rope.freq_base_swa", "rope_local_base_freq"),
 )
+# What llama.cpp wants, too: a default in their place would be another model.
+REQUIRED_SIZES = ("block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count")
+NORM_EPSILON = "attention.layer_norm_rms_epsilon"
 ROPE_KEYS = {
     "rope.scaling.factor": "factor",
     "rope.scaling.original_context_length": "original_max_position_embeddings",
@@ -70,7 +75,7 @@ def hf_config_of(
         A config with Hugging Face's keys, and the architecture keys that nobody reads.
 
     Raises:
-        ValueError: a setting is not supported (experts where the family has none, per-layer sizes).
+        ValueError: a setting is missing or not supported (experts where the family has none, per-layer sizes).
     """
     prefix = f"{metadata['general.architecture']}."
     own = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
@@ -79,6 +84,10 @@ def hf_config_of(
         raise ValueError(f"{prefix}{listed} differs from layer to layer, which is not supported")
     if own.get("expert_count") and not family.has_experts:
         raise ValueError(f"{prefix}expert_count={own['expert_count']}: mixture of experts is not supported")
+    for key in REQUIRED_SIZES:
+        required_size(metadata, prefix + key)
+    if NORM_EPSILON not in own:
+        raise ValueError(f"the file has no {prefix}{NORM_EPSILON}, the epsilon of its norms; convert it again")
     read = {key: name for key, name in HF_KEYS if name in family.config_keys}
     config = {read[key]: value for key, value in own.items() if key in read}
     embedding = tensors.get("token_embd.weight")
@@ -87,7 +96,16 @@ def hf_config_of(
         config["sliding_window"] = own.get("attention.sliding_window") or None  # Phi-4's files say 0 for none
     config |= _rope(family, own, tensors, prefix)
     unread = own.keys() - read.keys() - ROPE_KEYS.keys() - CHECKED_KEYS - IGNORED_KEYS
-    return family.gguf_config(config), sorted(prefix + key for key in unread)
+    with naming(_names(family, prefix)):
+        config = family.gguf_config(config)
+    return config, sorted(prefix + key for key in unread)
+
+
+def _names(family: Family, prefix: str) -> dict[str, str]:
+    """The file's keys by Hugging Face's names, and its tensor by our field."""
+    names = {name: prefix + key for key, name in HF_KEYS if name in family.config_keys}
+    names |= {f"rope_scaling.{name}": prefix + key for key, name in ROPE_KEYS.items()}
+    return names | {"rope_freq_factors": ROPE_FACTORS}
 
 
 def _rope(family: Family, own: Mapping[str, Any], tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
@@ -100,14 +118,14 @@ def _rope(family: Family, own: Mapping[str, Any], tensors: Mapping[str, Tensor],
         settings = {name: own[key] for key, name in ROPE_KEYS.items() if name in names and key in own}
         settings |= {"rope_type": "longrope"}
         settings |= {key: _values(tensors[name]) for key, name in LONGROPE_FACTORS.items()}
-    rotated, width = own.get("rope.dimension_count"), own.get("attention.key_length")
-    if width is None and own.get("attention.head_count"):
-        width = own.get("embedding_length", 0) // own["attention.head_count"]
+    rotated = size(own, "rope.dimension_count", None, within=prefix)
+    heads_width = own["embedding_length"] // own["attention.head_count"]
+    width = size(own, "attention.key_length", heads_width, within=prefix)
     if ROPE_FACTORS in tensors and kind == "none":
         settings = _llama3(_values(tensors[ROPE_FACTORS]), own.get("rope.freq_base", 10000.0)) or settings
     config: dict[str, Any] = {"rope_scaling": settings}
     if rotated is not None and rotated != width:
-        if family.gguf_pairwise_rotary or not width:
+        if family.gguf_pairwise_rotary or rotated > width:
             raise ValueError(
                 f"{prefix}rope.dimension_count={rotated} is not supported; it must be the head_dim {width}"
             )
@@ -128,7 +146,11 @@ def _llama3(divisors: list[float], theta: float) -> dict[str, Any] | None:
 
 
 def _values(tensor: Tensor) -> list[float]:
-    return [float(value) for value in tensor.rows(0, tensor.shape[0]).astype(np.float32).ravel()]
+    values = [float(value) for value in tensor.rows(0, tensor.shape[0]).astype(np.float32).ravel()]
+    wrong = next((value for value in values if not 0 < value < math.inf), None)
+    if wrong is not None:
+        raise ValueError(f"tensor {tensor.name!r} has the value {wrong}; frequencies are divided by its values")
+    return values
 
 
 def model_config_of(
@@ -139,16 +161,18 @@ def model_config_of(
     Raises:
         ValueError: heads of different widths, or a setting that the family refuses.
     """
-    config = replace(
-        family.model_config(hf_config),
-        qkv_bias="blk.0.attn_q.bias" in tensors,
-        o_bias="blk.0.attn_output.bias" in tensors,
-        mlp_bias="blk.0.ffn_down.bias" in tensors,
-        tie_word_embeddings="output.weight" not in tensors,
-    )
-    key = f"{metadata['general.architecture']}.attention.value_length"
+    prefix = f"{metadata['general.architecture']}."
+    with naming(_names(family, prefix)):
+        config = replace(
+            family.model_config(hf_config),
+            qkv_bias="blk.0.attn_q.bias" in tensors,
+            o_bias="blk.0.attn_output.bias" in tensors,
+            mlp_bias="blk.0.ffn_down.bias" in tensors,
+            tie_word_embeddings="output.weight" not in tensors,
+        )
+        if ROPE_FACTORS in tensors and config.rope_scaling is None:
+            config = replace(config, rope_freq_factors=tuple(_values(tensors[ROPE_FACTORS])))
+    key = f"{prefix}attention.value_length"
     if metadata.get(key, config.head_dim) != config.head_dim:
         raise ValueError(f"{key}={metadata[key]} is not supported; it must be the head_dim {config.head_dim}")
-    if ROPE_FACTORS in tensors and config.rope_scaling is None:
-        config = replace(config, rope_freq_factors=tuple(_values(tensors[ROPE_FACTORS])))
     return config

@@ -60,7 +60,10 @@ def _of_path(path: Path) -> PlannedModel:
     path = path.resolve()
     file = path / "config.json" if path.is_dir() else path
     if file.suffix == ".json" and file.is_file():
-        return _of_hf_config(file.parent.name, json.loads(file.read_text(encoding="utf-8")))
+        from jaxinfer.models.families.hf_config import reading
+
+        with reading(file):
+            return _of_hf_config(file.parent.name, json.loads(file.read_text(encoding="utf-8")))
     from jaxinfer.checkpoint.checkpoint import open_checkpoint
 
     return PlannedModel(path.name, open_checkpoint(path).model_config)

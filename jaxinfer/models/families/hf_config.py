@@ -107,6 +107,17 @@ def naming(names: Mapping[str, str]) -> Iterator[None]:
         raise ValueError(message) from error
 
 
+@contextmanager
+def reading(source: object) -> Iterator[None]:
+    """Lets whatever values of a file make go wrong inside name the file, as a ValueError."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{source}: {error}") from error
+    except (ArithmeticError, AttributeError, LookupError) as error:
+        raise ValueError(f"{source}: a value is impossible ({type(error).__name__}: {error})") from error
+
+
 def activation(config: HFConfig, default: str, key: str = "hidden_act") -> str:
     """Returns our name of the activation that `key` names; unknown ones raise ValueError."""
     name = optional(config, key, default)
