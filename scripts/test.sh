@@ -80,12 +80,18 @@ run_newest() {
   .venv-newest/bin/python -m pytest -m "not slow and not deviceless" "${core[@]}"
 }
 
-finish_newest() { # waits for the run in the background, and shows what it printed
-  local status=0
-  wait "$newest" || status=$?
-  cat "$newest_log"
-  rm -f "$newest_log"
-  return "$status"
+# Each in turn, with what it printed and its status in the folder.
+run_beside() { # run_beside FOLDER
+  local part
+  for part in deviceless newest; do
+    "run_$part" > "$1/$part" 2>&1
+    echo $? > "$1/$part.status"
+  done
+}
+
+show() { # show FILE: what a part printed; fails as the part did
+  cat "$1"
+  return "$(cat "$1.status")"
 }
 
 if ! install .venv "${PYTHON:-python3}"; then
@@ -96,13 +102,16 @@ step "ruff check" .venv/bin/ruff check .
 step "ruff format" .venv/bin/ruff format --check .
 step "mypy" .venv/bin/mypy
 if $deviceless; then
-  step "deviceless GPU compiles" run_deviceless
-  newest_log=$(mktemp)
-  run_newest > "$newest_log" 2>&1 & # beside the suite: each of them keeps little more than one core busy
-  newest=$!
+  beside=$(mktemp -d)
+  run_beside "$beside" & # the suite keeps little more than one core busy
 fi
 step "pytest" .venv/bin/python -m pytest ${pytest_options[@]+"${pytest_options[@]}"}
-if $deviceless; then step "newest Python and JAX" finish_newest; fi
+if $deviceless; then
+  wait
+  step "deviceless GPU compiles" show "$beside/deviceless"
+  step "newest Python and JAX" show "$beside/newest"
+  rm -rf "$beside"
+fi
 
 if [ ${#failed[@]} -gt 0 ]; then
   printf 'FAILED: %s\n' "${failed[@]}" >&2
