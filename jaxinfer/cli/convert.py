@@ -1,8 +1,13 @@
 """`jaxinfer convert`: a checkpoint in another format."""
 
 import argparse
+import contextlib
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from jaxinfer.cli.human_int import human_int
@@ -12,8 +17,8 @@ DESCRIPTION = """\
 Writes a model as a directory of safetensors in Hugging Face's layout, or of Orbax, with its tokenizer, chat template
 and generation config. `--model OUTPUT` serves what was written.
 
-Parameters are read and written one at a time. OUTPUT appears when it is whole: a conversion that is stopped or killed
-leaves nothing that loads, and the next one to the same OUTPUT removes what is left of it.
+Parameters are read and written one at a time. OUTPUT appears when it is whole: a conversion that is stopped leaves
+nothing, a killed one nothing that loads, and the next one to the same OUTPUT removes what is left of it.
 """
 
 
@@ -55,13 +60,32 @@ def run(arguments: argparse.Namespace) -> int:
     from jaxinfer.checkpoint.output_directory import check_output
 
     check_output(arguments.output)  # before anything is downloaded
-    done = convert_checkpoint(
-        find_model(arguments.model, arguments),
-        arguments.output,
-        arguments.format,
-        dtype=arguments.dtype,
-        max_shard_bytes=arguments.max_shard_size,
-        progress=sys.stderr.isatty(),
-    )
+    with _tidy_end():
+        done = convert_checkpoint(
+            find_model(arguments.model, arguments),
+            arguments.output,
+            arguments.format,
+            dtype=arguments.dtype,
+            max_shard_bytes=arguments.max_shard_size,
+            progress=sys.stderr.isatty(),
+        )
     print(f"{done.path}: {done.format}, {done.num_params:,} parameters in {done.dtype}, {done.nbytes:,} bytes")
     return 0
+
+
+@contextlib.contextmanager
+def _tidy_end() -> Iterator[None]:
+    """SIGTERM ends the process by an exception, like Ctrl-C, so that what is half written is removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(signum: int, frame: FrameType | None) -> None:
+    signal.signal(signum, signal.SIG_DFL)  # who sends a second one does not want to wait
+    raise SystemExit(128 + signum)

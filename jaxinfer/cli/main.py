@@ -14,7 +14,8 @@ from jaxinfer.cli import batch, bench, chat, collect_env, convert, eval, generat
 from jaxinfer.cli.engine_options import unbuilt_options
 
 EPILOG = """\
-Exit status: 0 done, 1 the engine failed, 2 bad input, 130 stopped with Ctrl-C, 141 whoever read the output has left.
+Exit status: 0 done, 1 the engine failed, 2 bad input, 130 stopped with Ctrl-C, 141 whoever read the output has left,
+143 stopped with SIGTERM.
 Environment: JAXINFER_CACHE_DIR is where models and compiled programs are kept; JAXINFER_TRACEBACK=1 shows where an
 error was raised.
 """

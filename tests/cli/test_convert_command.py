@@ -91,3 +91,28 @@ def test_as_a_program(model, tmp_path):
     done = subprocess.run([sys.executable, "-m", "jaxinfer", *words], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{tmp_path / 'out'}: orbax, ")
+
+
+# Gets SIGTERM at the third parameter that is read.
+TERMINATED = """
+import os, signal, sys
+from jaxinfer.checkpoint import load
+from jaxinfer.cli.main import main
+fill, left = load._fill, 3
+def counted(*words):
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return fill(*words)
+load._fill = counted
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_sigterm_leaves_nothing(tmp_path):
+    words = ["convert", "--model", str(DATA / "tiny_llama"), "--output", str(tmp_path / "out"), "--format", "orbax"]
+    done = subprocess.run([sys.executable, "-c", TERMINATED, *words], capture_output=True, text=True)
+    assert done.returncode == 143, done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
