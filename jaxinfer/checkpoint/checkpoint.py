@@ -23,6 +23,7 @@ from jaxinfer.checkpoint.weight_map import (
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families import wrapper
 from jaxinfer.models.families.family import Family
+from jaxinfer.models.families.hf_config import reading
 from jaxinfer.models.registry import family_of_gguf, family_of_hf_config
 
 if TYPE_CHECKING:
@@ -120,12 +121,12 @@ def _open_directory(path: Path, needs_weights: bool) -> Checkpoint:
     said = hf_directory.read_json(path / "config.json")
     generation_path = path / "generation_config.json"
     generation = hf_directory.read_json(generation_path) if generation_path.is_file() else {}
-    try:
+    with reading(path / "config.json"):
         config = wrapper.text_config(said)
         family = family_of_hf_config(config)
         model_config = family.model_config(config)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path / 'config.json'}: {error}") from error
+    vocab_size = model_config.vocab_size
+    ends = _eos_ids(path / "config.json", config, vocab_size) | _eos_ids(generation_path, generation, vocab_size)
     _warn_unknown(path / "config.json", family.unknown_keys(config))
     bare = not needs_weights and not hf_directory.has_weights(path)
     tensors: Mapping[str, Tensor] = {} if bare else hf_directory.read_tensors(path)
@@ -140,7 +141,7 @@ def _open_directory(path: Path, needs_weights: bool) -> Checkpoint:
         path=path,
         model_config=model_config,
         dtype=_declared_dtype(config) or stored_dtype(read),
-        eos_token_ids=_eos_ids(path / "config.json", config) | _eos_ids(generation_path, generation),
+        eos_token_ids=ends,
         generation_config=generation,
         placements=placements,
         tied_head=_tied_head(family, model_config, tensors, "hf"),
@@ -171,7 +172,7 @@ def _open_orbax(path: Path) -> Checkpoint:
         path=path,
         model_config=model.model_config,
         dtype=model.dtype,
-        eos_token_ids=model.eos_token_ids | _eos_ids(generation_path, generation),
+        eos_token_ids=model.eos_token_ids | _eos_ids(generation_path, generation, model.model_config.vocab_size),
         generation_config=generation,
         placements=(),
         hf_config=model.hf_config,
@@ -184,13 +185,11 @@ def _open_gguf(path: Path) -> Checkpoint:
 
     file = read_gguf(path)
     metadata, tensors = file.metadata, file.tensors
-    try:
+    with reading(path):
         architecture = str(metadata.get("general.architecture"))
         family = family_of_gguf(architecture, experts=bool(metadata.get(f"{architecture}.expert_count")))
         hf_config, unknown = gguf_config.hf_config_of(family, metadata, tensors)
         model_config = gguf_config.model_config_of(family, hf_config, metadata, tensors)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {error}") from error
     _warn_unknown(path, unknown)
     weights = {name: tensor for name, tensor in tensors.items() if name not in gguf_config.NOT_PARAMETERS}
     return Checkpoint(
@@ -220,13 +219,23 @@ def _declared_dtype(config: Mapping[str, Any]) -> str | None:
     return declared if declared in DTYPES else None
 
 
-def _eos_ids(source: Path, config: Mapping[str, Any]) -> frozenset[int]:
-    """End-of-sequence ids of a config, where they may be an int, a list or null; 0 is an id."""
+def _eos_ids(source: Path, config: Mapping[str, Any], vocab_size: int) -> frozenset[int]:
+    """End-of-sequence ids of a config, where they may be an int, a list or null; 0 is an id.
+
+    What is outside the vocabulary, as -1 for none, can never end a text: it is left out with a warning.
+    """
     value = config.get("eos_token_id")
     values = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(item, int) for item in values):
+    if not all(isinstance(item, int) and not isinstance(item, bool) for item in values):
         raise ValueError(f"{source}: eos_token_id={value!r} must be a token id, a list of them, or null")
-    return frozenset(values)
+    ids = frozenset(item for item in values if 0 <= item < vocab_size)
+    if outside := sorted(set(values) - ids):
+        warnings.warn(
+            f"{source}: eos_token_id={value!r} names {outside[0]}, which is outside the vocabulary's ids 0 to "
+            f"{vocab_size - 1} and ends nothing",
+            stacklevel=4,
+        )
+    return ids
 
 
 def _warn_unknown(source: Path, keys: list[str]) -> None:

@@ -15,7 +15,7 @@ DATA = Path(__file__).parents[1] / "data"
 
 @pytest.fixture
 def model(write_checkpoint, tiny_config, tiny_params):
-    return write_checkpoint(tiny_config, tiny_params())
+    return write_checkpoint(tiny_config, tiny_params(), eos_token_id=7)
 
 
 @pytest.mark.parametrize(("format", "file"), [("safetensors", "config.json"), ("orbax", "jaxinfer.json")])

@@ -58,7 +58,7 @@ def test_kv_bytes_of_quantised_caches_count_the_scales(inspect):
 
 
 def test_tokenizer_and_templates(write_checkpoint, tiny_config, tiny_params, inspect, capsys):
-    folder = write_checkpoint(tiny_config, tiny_params())
+    folder = write_checkpoint(tiny_config, tiny_params(), eos_token_id=7)
     facts = inspect(folder)
     assert facts["special_tokens"] == {
         "bos_token": {"text": "<s>", "id": 256},
@@ -77,7 +77,7 @@ def test_tokenizer_and_templates(write_checkpoint, tiny_config, tiny_params, ins
 
 
 def test_every_format_says_the_same_of_a_model(tmp_path, inspect, write_checkpoint, tiny_config, tiny_params):
-    folder = write_checkpoint(tiny_config, tiny_params())
+    folder = write_checkpoint(tiny_config, tiny_params(), eos_token_id=7)
     convert_checkpoint(folder, tmp_path / "orbax", "orbax")
     left, right = inspect(folder), inspect(tmp_path / "orbax")
     assert right.pop("format") == "Orbax" and left.pop("format") == "safetensors"
