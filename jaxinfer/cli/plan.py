@@ -91,13 +91,13 @@ def run(arguments: argparse.Namespace) -> int:
             print(json.dumps(dict(plan), ensure_ascii=False))
         print(f"jaxinfer: error: {plan.error}", file=sys.stderr)
         return 2
-    compiled = _compiled(plan) if arguments.compile else None
-    print(_json(plan, compiled) if arguments.json else _text(plan, compiled))
     if arguments.plot is not None and plan.plan is not None:
         from jaxinfer.planning.plot import plot_plan
 
         plot_plan(plan.plan, f"{plan.model} on {plan.tp} x {plan.gpu}", arguments.plot)
         print(f"memory against context: {arguments.plot}", file=sys.stderr)
+    compiled = _compiled(plan) if arguments.compile else None
+    print(_json(plan, compiled) if arguments.json else _text(plan, compiled))
     return 0
 
 

@@ -36,7 +36,7 @@ class BeamSearchOutput:
 
     Attributes:
         sequences: `beam_width` sequences, best first (by `cum_logprob` over the generated length to the power of
-            `length_penalty`); fewer only where the vocabulary is smaller than the beams.
+            `length_penalty`); fewer only where the vocabulary is smaller than the beams, or with `error`.
         error: why the prompt was not served, None when it was.
     """
 
@@ -49,6 +49,8 @@ def beam_search_output(output: RequestOutput, tokenizer: Tokenizer | None) -> Be
     prompt = list(output.prompt_token_ids or ())
     sequences = []
     for sample in output.outputs:
+        if output.error is not None and not sample.token_ids:
+            continue
         tokens = prompt + sample.token_ids
         sequences.append(
             BeamSearchSequence(

@@ -74,7 +74,7 @@ class BeamSearch:
     Args:
         beam_width: at least 1.
         max_tokens: at least 1.
-        length_penalty: any finite number.
+        length_penalty: as in `BeamSearchParams`.
         end_ids: ids that end a sequence.
     """
 

@@ -4,6 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+MAX_LENGTH_PENALTY = 16
+"""Far from where the power of a sequence's length would leave the range of a float."""
+
 
 @dataclass(frozen=True)
 class BeamSearchParams:
@@ -16,7 +19,7 @@ class BeamSearchParams:
         temperature: changes nothing, since nothing is drawn: sequences are scored by the raw log-probabilities, as in
             vLLM and in transformers. At least 0.
         length_penalty: sequences are compared by the sum of their log-probabilities over
-            ``generated tokens ** length_penalty``, so that more than 0 favours long ones.
+            ``generated tokens ** length_penalty``, so that more than 0 favours long ones; -16 to 16.
         include_stop_str_in_output: keep the id that ended a sequence in its tokens and text.
         structured_outputs: None; not built.
 
@@ -45,6 +48,10 @@ class BeamSearchParams:
                 raise TypeError(f"{name}={value!r} must be a number")
             if not math.isfinite(value):
                 raise ValueError(f"{name}={value} must be finite")
+        if abs(self.length_penalty) > MAX_LENGTH_PENALTY:
+            raise ValueError(
+                f"length_penalty={self.length_penalty} must lie between {-MAX_LENGTH_PENALTY} and {MAX_LENGTH_PENALTY}"
+            )
         if self.temperature < 0:
             raise ValueError(f"temperature={self.temperature} must be at least 0; a beam search does not draw anyway")
         if self.structured_outputs is not None:

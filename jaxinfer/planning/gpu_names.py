@@ -19,7 +19,7 @@ _CARDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "b200": {"180": "b200", "192": "b200"},
     }
 )
-_COUNT = re.compile(r"^(\d{1,3}) ?[x*] ?|(?<=[0-9gb]) ?[x*] ?(\d{1,3})$")
+_COUNT = re.compile(r"^(\d{1,3})(?: ?[x*] ?| (?!gi?b?\b))|(?<=[0-9gb]) ?[x*] ?(\d{1,3})$")
 _SIZE = re.compile(r"\b(\d+) ?(?:g|gb|gib)\b")
 _FILLING = re.compile(r"\b(nvidia|geforce|tesla|tensor|core|gpu|gpus|rtx|sxm\d?|pcie|nvl|hbm\d?e?|ada)\b")
 
@@ -63,6 +63,8 @@ def find_gpu(gpu: str) -> NamedGPU:
     sizes = _SIZE.findall(text)
     text = _FILLING.sub(" ", re.sub(r"\brtx(?=\d)", "rtx ", _SIZE.sub(" ", text)))
     words = text.split()
+    if not sizes and len(words) == 2 and words[1] in _CARDS.get(words[0], ()):
+        sizes = [words.pop()]
     if len(words) != 1 or words[0] not in _CARDS or len(sizes) > 1:
         raise ValueError(f"gpu={gpu!r} is not a known GPU; use one of {', '.join(GPU_SPECS)}, or '4x h100' for several")
     offered = _CARDS[words[0]]

@@ -40,6 +40,7 @@ def test_what_cannot_be_served(llm: LLM) -> None:
     with pytest.warns(UserWarning, match="1 of 2 prompts ended with an error"):
         good, bad = llm.beam_search([[1, 2], [1] * 5000], PARAMS)
     assert good.error is None and bad.error is not None and "max_model_len" in bad.error
+    assert bad.sequences == []
     with pytest.raises(TypeError, match="must be BeamSearchParams"):
         llm.beam_search("abc", SamplingParams())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="concurrency_limit=2"):

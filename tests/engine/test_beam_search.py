@@ -112,6 +112,7 @@ def test_it_stops_when_nothing_can_get_better() -> None:
         ({"max_tokens": None}, TypeError, "max_tokens"),
         ({"temperature": -1}, ValueError, "temperature"),
         ({"length_penalty": math.nan}, ValueError, "length_penalty"),
+        ({"length_penalty": -2000.0}, ValueError, "length_penalty"),
         ({"length_penalty": "1"}, TypeError, "length_penalty"),
         ({"structured_outputs": {}}, ValueError, "structured_outputs"),
     ],

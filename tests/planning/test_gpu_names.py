@@ -11,6 +11,8 @@ from jaxinfer.planning.gpu_specs import GPU_SPECS
     [
         ("A100 80G", "a100-80g"),
         ("A100-80GB", "a100-80g"),
+        ("A100-80", "a100-80g"),
+        ("40 GB A100", "a100-40g"),
         ("NVIDIA A100-SXM4-80GB", "a100-80g"),
         ("a100_80g", "a100-80g"),
         ("A100", "a100-80g"),
@@ -52,6 +54,8 @@ def test_own_names_and_the_drivers(name: str) -> None:
         ("4 x RTX 4090 24G", "rtx4090", 4),
         ("8xA100 80G", "a100-80g", 8),
         ("2*h100", "h100", 2),
+        ("8 H100", "h100", 8),
+        ("2 4090", "rtx4090", 2),
         ("h200 x 8", "h200", 8),
         ("A100 80GB x2", "a100-80g", 2),
         ("L4x16", "l4", 16),
