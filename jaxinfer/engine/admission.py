@@ -1,13 +1,14 @@
 """Admission: the way of requests from their arrival to a slot."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from jaxinfer.cache.block_manager import BlockManager
 from jaxinfer.engine.capacity import Capacity
 from jaxinfer.engine.chunk_draft import ChunkDraft
 from jaxinfer.engine.plan import ScheduledRow
 from jaxinfer.engine.prefix_reuse import PrefixReuse
-from jaxinfer.engine.request import Request
+from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.running_set import RunningSet
 from jaxinfer.engine.waiting_queue import WaitingQueue
 
@@ -47,6 +48,12 @@ class Admission:
     def queue(self, request: Request) -> None:
         """A request waits for a slot; one that had one before is in its old place."""
         self._queue.push(request)
+
+    def pause(self, request: Request) -> None:
+        """A request does not wait for a slot any more, until it is queued again."""
+        if request in self._leaders:
+            raise ValueError(f"request {request.request_id!r} waits for a sibling's prompt and cannot be paused")
+        self._queue.remove(request)
 
     def follow(self, leader: Request, followers: Sequence[Request]) -> None:
         """New requests wait for the leader to compute the prompt of all."""
@@ -136,3 +143,30 @@ class Admission:
             self._reuse.publish(request, start + share)
             placed.append((request, share))
         return placed
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Compares where unfinished requests are with what they say.
+
+        Args:
+            requests: all of them.
+
+        Raises:
+            RuntimeError: a request is not in exactly one place (a slot, the queue, behind a sibling, paused without a
+                slot), or a place holds one that is none of these.
+        """
+        self._running.check_integrity()
+        places = Counter(self._queue.waiting())
+        if len(self._queue) != places.total():
+            raise RuntimeError(f"the queue counts {len(self._queue)} requests and has {places.total()}")
+        places.update(self._running)
+        places.update(follower for leader in set(self._leaders.values()) for follower in leader.followers)
+        for request in requests:
+            is_running = request.status is RequestStatus.RUNNING
+            expected = 1 if is_running or not request.is_paused else 0
+            if places.pop(request, 0) != expected or is_running != (request.slot >= 0) or request.is_finished:
+                raise RuntimeError(
+                    f"request {request.request_id!r} with status {request.status}, slot {request.slot} and "
+                    f"is_paused={request.is_paused} is not in the one place that this means"
+                )
+        if places:
+            raise RuntimeError(f"unknown requests wait or run: {[request.request_id for request in places]}")

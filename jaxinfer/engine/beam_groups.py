@@ -95,7 +95,7 @@ class BeamGroups:
             metrics.first_token_time = now
         metrics.last_token_time = now
         request.output_token_ids.pop()
-        request.is_paused = True
+        self._scheduler.pause(request)
         group.found[request] = Candidates(row.logprobs.token_ids[0].tolist(), row.logprobs.logprobs[0].tolist())
         if len(group.found) == len(group.requests):
             self._advance(group, now)

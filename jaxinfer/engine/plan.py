@@ -1,7 +1,7 @@
 """What passes between the scheduler, the runner and the commit: plans, results, and the runner's protocol."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -94,6 +94,14 @@ class StepResult:
 
     rows: tuple[RowResult, ...]
     device_seconds: float
+
+
+class UncommittedStep(NamedTuple):
+    """A step in flight, with the allocated KV slots at its start and the tokens that fill them at its end."""
+
+    plan: StepPlan
+    num_slots: int
+    num_tokens: int
 
 
 class PendingStep(Protocol):

@@ -45,7 +45,7 @@ class Request:
         num_cached_tokens: prompt tokens that were in the pool already when it was to compute them for the first time.
         siblings: all samples of its prompt, itself included; empty when it is alone.
         followers: siblings that wait until it has computed the prompt.
-        is_paused: it computes nothing until the scheduler's `resume`.
+        is_paused: between the scheduler's `pause` and `resume`: it computes nothing and is not in the queue.
         slot: row of the per-request device state while running, else -1.
         order: place among all requests, set by the scheduler; the smaller goes first.
         admission: counts admissions (above 1 after a preemption); device state of an earlier one is stale.

@@ -3,6 +3,7 @@
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from itertools import pairwise
 from operator import attrgetter
 
 from jaxinfer.engine.request import Request, RequestStatus
@@ -58,6 +59,24 @@ class RunningSet:
         heapq.heappush(self._free_slots, request.slot)
         request.slot = -1
         self._num_sync -= _needs_host_tokens(request)
+
+    def check_integrity(self) -> None:
+        """Compares requests, order and slots.
+
+        Raises:
+            RuntimeError: a request is here twice, out of order or without RUNNING, or the slots do not add up.
+        """
+        orders = [request.order for request in self._requests]
+        if any(after <= before for before, after in pairwise(orders)):
+            raise RuntimeError(f"running requests are out of order or there twice: {orders}")
+        for request in self._requests:
+            if request.status is not RequestStatus.RUNNING:
+                raise RuntimeError(f"request {request.request_id!r} has a slot and the status {request.status}")
+        slots = sorted([*self._free_slots, *(request.slot for request in self._requests)])
+        if slots != list(range(len(slots))):
+            raise RuntimeError(f"a slot is lost, free and taken, or taken twice: {slots}")
+        if self._num_sync != sum(map(_needs_host_tokens, self._requests)):
+            raise RuntimeError(f"{self._num_sync} running requests are said to need their tokens on the host")
 
 
 def _needs_host_tokens(request: Request) -> bool:

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from jaxinfer.cache.block_manager import BlockManager
 from jaxinfer.cache.sight import BlockSight
@@ -11,20 +10,12 @@ from jaxinfer.engine.admission import Admission
 from jaxinfer.engine.capacity import Capacity
 from jaxinfer.engine.chunk_draft import ChunkDraft
 from jaxinfer.engine.kv_waste import KVWaste, count_slots
-from jaxinfer.engine.plan import RowResult, StepPlan, StepResult
+from jaxinfer.engine.plan import RowResult, StepPlan, StepResult, UncommittedStep
 from jaxinfer.engine.prefix_reuse import PrefixReuse
 from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.running_set import RunningSet
 from jaxinfer.engine.scheduler_stats import SchedulerStats
 from jaxinfer.engine.step_rows import chunk_rows, decode_rows
-
-
-class _Uncommitted(NamedTuple):
-    """A step in flight, with the allocated KV slots at its start and the tokens that fill them at its end."""
-
-    plan: StepPlan
-    num_slots: int
-    num_tokens: int
 
 
 class Scheduler:
@@ -79,9 +70,13 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._running = RunningSet(config.max_num_seqs)
         self._admission = Admission(self.block_manager, self.capacity, self._running, self._reuse)
-        self._uncommitted: deque[_Uncommitted] = deque()
+        self._uncommitted: deque[UncommittedStep] = deque()
         self._waste = KVWaste()
         self._num_added = self._num_steps = self._num_tokens = self._num_preemptions = 0
+
+    def __contains__(self, request_id: str) -> bool:
+        """An unfinished request has this id."""
+        return request_id in self._requests
 
     @property
     def num_running(self) -> int:
@@ -132,9 +127,9 @@ class Scheduler:
         self._admission.queue(request)
 
     def fork(self, source: Request, request: Request, followers: Sequence[Request] = ()) -> Request:
-        """Adds a request that begins with the source's tokens: it shares the source's blocks as far as both have the
-        same tokens, at once if the source runs and a slot is free; else it waits for its turn like any other, and
-        shares what the prefix cache has then. A shared block that is not full is copied before one of them writes.
+        """Adds and returns a request that begins with the source's tokens: it shares the source's blocks as far as both
+        have the same tokens, at once if the source runs and a slot is free; else it waits for its turn like any other,
+        and shares what the prefix cache has then. A shared block that is not full is copied before one of them writes.
 
         May be called whenever no `schedule` is under way, also while the source has tokens in flight: these are not
         the new request's, which draws its own.
@@ -143,9 +138,6 @@ class Scheduler:
             source: an unfinished request.
             request: a new one, such as `source.twin(...)`; of its tokens at least one is computed.
             followers: as for `add`.
-
-        Returns:
-            `request`.
 
         Raises:
             ValueError: the source has finished; or as for `add`.
@@ -165,11 +157,17 @@ class Scheduler:
             self._admission.queue(request)
         return request
 
+    def pause(self, request: Request) -> None:
+        """It computes nothing until `resume`. While it runs it keeps slot and blocks; one without does not wait."""
+        if not request.is_paused and request.status is RequestStatus.WAITING:
+            self._admission.pause(request)
+        request.is_paused = True
+
     def resume(self, request: Request) -> None:
-        """Ends a pause (`Request.is_paused`): it goes on where it was, or waits for its turn if it lost its blocks."""
-        request.is_paused = False
-        if request.status is RequestStatus.WAITING:
+        """Ends a pause: it goes on where it was, or waits for its turn if it lost its blocks."""
+        if request.is_paused and request.status is RequestStatus.WAITING:
             self._admission.queue(request)
+        request.is_paused = False
 
     def preempt_paused(self) -> bool:
         """For when nobody can compute: takes the blocks of the worst paused request. False when none has any."""
@@ -232,8 +230,7 @@ class Scheduler:
         del self._requests[request.request_id]
 
     def preempt_all(self) -> None:
-        """Takes slots and blocks from every running request and empties the prefix cache: nothing in the pool is
-        needed any more. The requests wait in their old places."""
+        """Takes slots and blocks of all that run, who then wait in their old places, and empties the prefix cache."""
         while self._running:
             self._preempt(self._running.worst)
         self.block_manager.forget_all()
@@ -266,7 +263,7 @@ class Scheduler:
         self._num_tokens += num_tokens
         plan = StepPlan(tuple(rows), num_tokens, self.block_manager.take_copies())
         slots = count_slots(self.block_manager.num_used_blocks, self._block_size, self._running)
-        self._uncommitted.append(_Uncommitted(plan, *slots))
+        self._uncommitted.append(UncommittedStep(plan, *slots))
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[tuple[Request, RowResult]]:
@@ -299,6 +296,11 @@ class Scheduler:
         done = self._uncommitted.popleft()
         self._waste.record(done.num_slots, done.num_tokens, result.device_seconds)
         return accepted
+
+    def check_integrity(self) -> None:
+        """Raises RuntimeError when requests, slots, queue or blocks do not agree; linear in all of them."""
+        self.block_manager.check_integrity()
+        self._admission.check_integrity(self._requests.values())
 
     def _register(self, request: Request, followers: Sequence[Request]) -> None:
         """Checks a new request, hashes its tokens and gives it and its followers their places in the order."""
@@ -374,11 +376,7 @@ class Scheduler:
 
     def _grow(self, request: Request, num_tokens: int, decodes: list[Request]) -> bool:
         """Gives a running request blocks that it may write to up to `num_tokens` tokens, taken from worse requests
-        when too few are free.
-
-        Args:
-            decodes: requests chosen for this step, best first; those that lose their blocks are taken out.
-        """
+        when too few are free; these leave `decodes`, the requests chosen for this step, best first."""
         while not self.block_manager.allocate_writable(request, request.num_computed_tokens, num_tokens):
             worst = self._running.worst
             if worst is request:

@@ -22,6 +22,14 @@ class WaitingQueue:
     def push(self, request: Request) -> None:
         heapq.heappush(self._heap, (request.order, request))
 
+    def remove(self, request: Request) -> None:
+        """Takes out a request that is somewhere in the queue; linear in its length."""
+        self._keep([entry for entry in self._heap if entry[1] is not request])
+
+    def waiting(self) -> list[Request]:
+        """All that wait, in no order."""
+        return [request for _, request in self._heap if request.status is not RequestStatus.FINISHED]
+
     def peek(self) -> Request | None:
         """The best waiting request, or None."""
         while self._heap and self._heap[0][1].status is RequestStatus.FINISHED:
@@ -37,6 +45,10 @@ class WaitingQueue:
         """One of the queue's requests has just got the status FINISHED."""
         self._num_finished += 1
         if 2 * self._num_finished > len(self._heap):
-            self._heap = [entry for entry in self._heap if entry[1].status is not RequestStatus.FINISHED]
-            heapq.heapify(self._heap)
-            self._num_finished = 0
+            self._keep(self._heap)
+
+    def _keep(self, entries: list[tuple[tuple[int, float, int], Request]]) -> None:
+        """Nothing but these stays, of them what has not finished."""
+        self._heap = [entry for entry in entries if entry[1].status is not RequestStatus.FINISHED]
+        heapq.heapify(self._heap)
+        self._num_finished = 0

@@ -246,7 +246,7 @@ class Harness:
     def check_idle(self) -> None:
         """Every block is back."""
         manager = self.engine.scheduler.block_manager
-        manager.check_integrity()
+        self.engine.scheduler.check_integrity()
         assert manager.num_free_blocks == manager.num_blocks
         assert self.engine.scheduler.num_running == self.engine.scheduler.num_waiting == 0
 

@@ -166,6 +166,27 @@ def test_suspended_at_every_moment(make_harness: Any, naive_beam_search: Any, nu
     harness.check_idle()
 
 
+@pytest.mark.parametrize("num_steps", range(1, 9))
+def test_a_reset_takes_running_beams_at_every_moment(
+    make_harness: Any, naive_beam_search: Any, naive: Any, num_steps: int
+) -> None:
+    """With a step of theirs in flight, whose candidates come while the beams wait for a slot."""
+    harness = make_harness(peaked_logits, eos=ENDS, **AMPLE)
+    beside = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
+    params = BeamSearchParams(3, 6, include_stop_str_in_output=True)
+    harness.add("beside", PROMPTS["b"], beside)
+    harness.engine.step()
+    harness.add("a", PROMPTS["a"], params)
+    outputs = {output.request_id: [output] for _ in range(num_steps) for output in harness.engine.step()}
+    assert harness.engine.reset_prefix_cache(reset_running_requests=True)
+    while harness.engine.has_unfinished_requests():
+        outputs |= {output.request_id: [output] for output in harness.engine.step()}
+        harness.engine.scheduler.check_integrity()
+    check(outputs["a"][0], naive_beam_search(model(PROMPTS["a"]), 3, 6, 1.0, set(ENDS)), params)
+    assert outputs["beside"][0].outputs[0].token_ids == naive(peaked_logits, PROMPTS["b"], beside)
+    harness.check_idle()
+
+
 def test_a_beam_that_is_not_finite_ends_its_search_only(make_harness: Any) -> None:
     harness = make_harness(peaked_logits, eos=ENDS, **AMPLE)
     harness.device.poison.add("a/beam2")
@@ -224,8 +245,10 @@ def test_mixes(
             done |= {output.request_id: output for output in harness.engine.suspend()}
             harness.device.pool[:] = -1
             harness.engine.resume()
+        if rng.random() < 0.05:
+            harness.engine.reset_prefix_cache(reset_running_requests=True)
         done |= {output.request_id: output for output in harness.engine.step() if output.finished}
-        harness.engine.scheduler.block_manager.check_integrity()
+        harness.engine.scheduler.check_integrity()
     harness.check_idle()
     for name, (prompt, params) in asked.items():
         reasons = {sample.finish_reason for sample in done[name].outputs}

@@ -108,7 +108,7 @@ def test_any_workload_equals_naive(
                 )
         take(harness.engine.abort([str(index) for index, job in enumerate(jobs) if job.abort == step]))
         take(harness.engine.step())
-        harness.engine.scheduler.block_manager.check_integrity()
+        harness.engine.scheduler.check_integrity()
         if step > LAST_ARRIVAL and not harness.engine.has_unfinished_requests():
             break
     harness.check_idle()

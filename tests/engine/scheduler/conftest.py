@@ -246,7 +246,7 @@ class Simulation:
         raise AssertionError(f"not done after {limit} steps")
 
     def check(self) -> None:
-        self.scheduler.block_manager.check_integrity()
+        self.scheduler.check_integrity()
         for request in list(self.live):
             if request.is_finished:
                 assert request.slot == -1 and not request.block_ids

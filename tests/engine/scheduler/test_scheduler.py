@@ -408,6 +408,70 @@ def step_seconds(num_running: int, num_waiting: int) -> float:
     return statistics.median(times)
 
 
+class TestPause:
+    def test_a_paused_request_is_not_in_the_queue(self, simulation):
+        """Paused while it waits, with its token in flight, it is passed over until it is resumed, once."""
+        sim = simulation(run_ahead=0)
+        paused, other = sim.add(6, 9), sim.add(5, 9)
+        sim.step()
+        sim.scheduler.preempt_all()
+        for _ in range(2):
+            sim.scheduler.pause(paused)
+            assert sim.scheduler.num_waiting == 1
+            sim.check()
+        while not other.is_finished:
+            sim.step()
+        assert (paused.num_output_tokens, paused.slot) == (1, -1)
+        for _ in range(2):
+            sim.scheduler.resume(paused)
+            assert sim.scheduler.num_waiting == 1
+            sim.check()
+        sim.run()
+        sim.check_outputs()
+
+    @pytest.mark.parametrize("preempts", [False, True])
+    @pytest.mark.parametrize("ends", [False, True])
+    def test_a_request_paused_while_it_runs(self, simulation, preempts, ends):
+        sim = simulation()
+        paused, other = sim.add(6, 9), sim.add(5, 9)
+        sim.step()
+        sim.step()
+        sim.scheduler.pause(paused)
+        if preempts:
+            sim.scheduler.preempt_all()
+            assert sim.scheduler.num_waiting == 1
+        while not other.is_finished:
+            sim.step()
+        assert len(paused.output_token_ids) == 2
+        if ends:
+            sim.scheduler.abort(paused.request_id)
+        else:
+            sim.scheduler.resume(paused)
+        sim.check()
+        sim.run()
+        sim.check_outputs()
+
+    def test_samples_behind_a_sibling_are_not_paused(self, simulation):
+        sim = simulation()
+        follower = sim.add(6, 9, n=2).siblings[1]
+        with pytest.raises(ValueError, match="waits for a sibling's prompt"):
+            sim.scheduler.pause(follower)
+        sim.check()
+        sim.run()
+        sim.check_outputs()
+
+    def test_integrity_sees_a_request_in_two_places(self, simulation):
+        sim = simulation()
+        request = sim.add(6, 9)
+        sim.scheduler._admission.queue(request)
+        with pytest.raises(RuntimeError, match="'r0' .* not in the one place"):
+            sim.scheduler.check_integrity()
+        sim = simulation()
+        sim.add(6, 9).is_paused = True
+        with pytest.raises(RuntimeError, match="is_paused=True is not in the one place"):
+            sim.scheduler.check_integrity()
+
+
 def test_cost_is_linear_in_running_and_independent_of_waiting_requests():
     few = min(step_seconds(64, 0) for _ in range(3))
     many = min(step_seconds(256, 0) for _ in range(3))
