@@ -50,6 +50,7 @@ def scaled(kind: str, **settings: Any) -> dict[str, Any]:
         ("gpt_neox", {"rotary_pct": 0.01}, "rotary_pct=0.01 rotates no channel of a head of 8"),
         ("llama", {"rms_norm_eps": NAN}, "rms_norm_eps=nan must be a number above 0"),
         ("llama", {"rope_theta": float("inf")}, "rope_theta=inf must be a number above 0"),
+        ("llama", {"rope_theta": 10**400}, "rope_theta=1000"),
         # values of another type
         ("llama", {"num_attention_heads": "8"}, "num_attention_heads='8' must be an int"),
         ("qwen3_moe", {"num_attention_heads": "8"}, "num_attention_heads='8' must be an int"),
@@ -69,6 +70,7 @@ def scaled(kind: str, **settings: Any) -> dict[str, Any]:
         ("gpt2", {"n_head": 5}, "n_embd=64 is not a multiple of n_head=5"),
         ("gpt2", {"n_layer": None}, "no 'n_layer'"),
         ("gemma2", {"attn_logit_softcapping": "x"}, "attn_logit_softcapping='x' must be a number above 0"),
+        ("gemma", {"hidden_act": "gelu", "hidden_activation": "x"}, "hidden_activation='x' is not supported"),
         ("cohere", {"logit_scale": -1}, "logit_scale=-1 must be a number above 0"),
         ("stablelm", {"layer_norm_eps": NAN}, "layer_norm_eps=nan must be a number above 0"),
         # rotations

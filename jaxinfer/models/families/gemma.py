@@ -45,9 +45,9 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     Raises:
         ValueError: a shape key is missing, or a setting is not supported.
     """
-    if optional(config, "hidden_act", "gelu") == "gelu":  # the first configs said gelu and meant its approximation
-        config = {**config, "hidden_act": optional(config, "hidden_activation", "gelu_pytorch_tanh")}
-    return ModelConfig(**fields(config))
+    # The first configs said gelu and meant its approximation.
+    says_gelu = optional(config, "hidden_act", "gelu") == "gelu"
+    return ModelConfig(**fields(config, act_key="hidden_activation" if says_gelu else "hidden_act"))
 
 
 GEMMA = Family(

@@ -1,7 +1,7 @@
 """Reading Hugging Face config keys that most families share."""
 
-import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -67,7 +67,7 @@ def numbers(config: HFConfig, key: str, *, within: str = "") -> tuple[float, ...
 
 
 def _finite(name: str, value: Any, zero: bool = False) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if not is_number or value < 0 or (value == 0 and not zero):
         raise ValueError(f"{name}={value!r} must be a number above 0{' or 0' if zero else ''}")
     return float(value)
