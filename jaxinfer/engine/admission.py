@@ -159,7 +159,10 @@ class Admission:
         if len(self._queue) != places.total():
             raise RuntimeError(f"the queue counts {len(self._queue)} requests and has {places.total()}")
         places.update(self._running)
-        places.update(follower for leader in set(self._leaders.values()) for follower in leader.followers)
+        places.update(list(self._leaders))
+        for follower, leader in self._leaders.items():
+            if leader.followers.count(follower) != 1 or leader.is_finished:
+                raise RuntimeError(f"request {follower.request_id!r} is not behind {leader.request_id!r}")
         for request in requests:
             is_running = request.status is RequestStatus.RUNNING
             expected = 1 if is_running or not request.is_paused else 0

@@ -1,5 +1,6 @@
 """Beam groups: the prompts whose beams are searched, and the requests that compute them."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +12,9 @@ from jaxinfer.engine.request import Request
 from jaxinfer.engine.scheduler import Scheduler
 from jaxinfer.tokenizers.detokenizer import Detokenizer
 from jaxinfer.tokenizers.tokenizer import Tokenizer
+
+logger = logging.getLogger("jaxinfer")
+_BEAM = "/beam"
 
 
 @dataclass(eq=False, slots=True)
@@ -56,8 +60,9 @@ class BeamGroups:
         return len(self._groups)
 
     def __contains__(self, request_id: str) -> bool:
-        """An unfinished prompt has this id."""
-        return request_id in self._groups
+        """An unfinished prompt has this id, or may give it to one of its beams."""
+        searched, _, number = request_id.rpartition(_BEAM)
+        return request_id in self._groups or (number.isdecimal() and searched in self._groups)
 
     def owns(self, request: Request) -> bool:
         """The request computes a beam."""
@@ -123,7 +128,13 @@ class BeamGroups:
         """All beams have their candidates: the search goes on, and the requests become its new beams."""
         before, found = group.requests, group.found
         group.found = {}
-        continuations = group.search.advance([found[request] for request in before])
+        try:
+            continuations = group.search.advance([found[request] for request in before])
+        except Exception as failure:
+            # Nothing has changed for the scheduler, so others need not end too.
+            logger.exception("the beam search of request %r failed", group.request_id)
+            self._close(group, "error", now, f"the beam search failed ({type(failure).__name__}: {failure})")
+            return
         if group.search.is_done:
             self._close(group, "stop", now)
             return
@@ -144,9 +155,9 @@ class BeamGroups:
     def _fork(self, group: _Group, source: Request, token_id: int) -> Request:
         """A request for another continuation of the source's beam; to be called before the source takes its own."""
         group.num_made += 1
-        twin = source.twin(
-            f"{group.request_id}/beam{group.num_made}", output_token_ids=[*source.output_token_ids, token_id]
-        )
+        while (beam_id := f"{group.request_id}{_BEAM}{group.num_made}") in self._scheduler:
+            group.num_made += 1  # a request that was there before the search has this id
+        twin = source.twin(beam_id, output_token_ids=[*source.output_token_ids, token_id])
         self._members[twin] = group
         return self._scheduler.fork(source, twin)
 

@@ -86,7 +86,8 @@ class Engine:
         """Queues a request.
 
         Args:
-            request_id: unique among unfinished requests.
+            request_id: unique among unfinished requests. While a request "x" with `n` samples is unfinished, "x/0",
+                "x/1" and so on are its samples' ids; while a beam search "x" is, "x/beam2" and so on are its beams'.
             prompt_token_ids: 1 to max_model_len - 1 ids of the vocabulary.
             params: checked again and copied. A beam search gives one output, at its end, with its sequences as
                 samples.
@@ -123,11 +124,20 @@ class Engine:
             index: which of the other's samples it continues.
 
         Raises:
-            ValueError: no such request or sample is unfinished; or as for `add_request`.
-            TypeError, EngineDeadError: as for `add_request`.
+            ValueError: no such request or sample is unfinished, or `params` asks for the prompt's log-probabilities,
+                for which it would have to be computed again; or as for `add_request`.
+            TypeError: `params` are no SamplingParams; or as for `add_request`.
+            EngineDeadError: as for `add_request`.
         """
         self.check_alive()
         self._check_awake()
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"params={params!r} must be SamplingParams: a fork goes on as samples of its own")
+        if params.prompt_logprobs is not None:
+            raise ValueError(
+                f"prompt_logprobs={params.prompt_logprobs} cannot be had from a fork, which does not compute its "
+                "prompt; leave it out, or add the tokens as a request of their own"
+            )
         source = self._outputs.request(request_id, index)
         if source is None:
             raise ValueError(f"request_id={request_id!r} has no unfinished sample {index} that could be forked")
@@ -145,7 +155,7 @@ class Engine:
         arrival_time: float | None,
         cache_salt: str | None,
     ) -> list[Request]:
-        """The checked requests of one prompt, whose ids nobody has."""
+        """The checked requests of one prompt, whose ids nobody has, not even internally."""
         if not isinstance(request_id, str):
             raise TypeError(f"request_id={request_id!r} must be a str")
         requests = self._intake.requests(

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jaxinfer.engine.beam_search import BeamSearch
 from jaxinfer.engine.beam_search_params import BeamSearchParams
 from jaxinfer.engine.errors import EngineAsleepError
 from jaxinfer.engine.outputs import RequestOutput
@@ -195,6 +196,55 @@ def test_a_beam_that_is_not_finite_ends_its_search_only(make_harness: Any) -> No
     outputs = harness.run()
     assert "NaN" in outputs["a"][0].error and outputs["a"][0].outputs[0].finish_reason == "error"
     assert outputs["b"][0].error is None
+    harness.check_idle()
+
+
+def test_beams_and_requests_have_ids_of_their_own(make_harness: Any, naive_beam_search: Any, naive: Any) -> None:
+    """A request that is there first keeps its id, one that comes later is refused; no id reaches another's request."""
+    harness = make_harness(peaked_logits, eos=ENDS, **AMPLE)
+    greedy = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
+    samples = SamplingParams(n=2, seed=3, max_tokens=9, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
+    params = BeamSearchParams(3, 8, include_stop_str_in_output=True)
+    harness.add("a/beam2", PROMPTS["b"], greedy)
+    harness.add("a/beam3", PROMPTS["b"], samples)
+    harness.add("a", PROMPTS["a"], params)
+    for late in ("a/beam1", "a/beam2", "a/beam4", "a/beam77", "a"):
+        for wanted in (greedy, params):
+            with pytest.raises(ValueError, match=f"request_id='{late}' is in use"):
+                harness.add(late, PROMPTS["b"], wanted)
+    with pytest.raises(ValueError, match="'a/beam3/1' is in use"):
+        harness.add("a/beam3/1", PROMPTS["b"], greedy)
+    with pytest.raises(ValueError, match="'a/beam9' is in use"):
+        harness.engine.fork("a/beam2", "a/beam9", greedy)
+    for fine in ("a/beam", "a/beamx", "c/beam2", "/beam2"):
+        harness.add(fine, PROMPTS["b"], greedy)
+    outputs = harness.run()
+    check(outputs["a"][0], naive_beam_search(model(PROMPTS["a"]), 3, 8, 1.0, set(ENDS)), params)
+    for name in ("a/beam2", "a/beam", "a/beamx", "c/beam2", "/beam2"):
+        assert outputs[name][0].outputs[0].token_ids == naive(peaked_logits, PROMPTS["b"], greedy)
+    assert len(outputs["a/beam3"][0].outputs) == 2
+    harness.check_idle()
+
+
+def test_a_search_that_fails_on_the_host_ends_alone(
+    make_harness: Any, naive_beam_search: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = make_harness(peaked_logits, eos=ENDS, **AMPLE)
+    params = BeamSearchParams(3, 6, include_stop_str_in_output=True)
+    advance = BeamSearch.advance
+
+    def advance_widths_of_3(search: BeamSearch, candidates: Any) -> Any:
+        if search.beam_width == 2 and search.beams[0].length == 2:
+            raise OverflowError("too large")
+        return advance(search, candidates)
+
+    monkeypatch.setattr(BeamSearch, "advance", advance_widths_of_3)
+    harness.add("bad", PROMPTS["b"], BeamSearchParams(2, 6, ignore_eos=True))
+    harness.add("a", PROMPTS["a"], params)
+    outputs = harness.run()
+    assert outputs["bad"][0].error == "the beam search failed (OverflowError: too large)"
+    assert {sample.finish_reason for sample in outputs["bad"][0].outputs} == {"error"}
+    check(outputs["a"][0], naive_beam_search(model(PROMPTS["a"]), 3, 6, 1.0, set(ENDS)), params)
     harness.check_idle()
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from jaxinfer.engine.beam_search_params import BeamSearchParams
 from jaxinfer.engine.outputs import RequestOutput
 from jaxinfer.engine.sampling_params import RequestOutputKind, SamplingParams
 
@@ -278,6 +279,17 @@ class TestFork:
         start = last(outputs, "branch").prompt_token_ids
         assert last(outputs, "branch").outputs[0].token_ids == naive(history, start, GREEDY)
         assert last(outputs, "branch").num_cached_tokens == 32
+
+    def test_what_a_fork_cannot_give_is_refused(self, make_harness, naive, history):
+        harness = make_harness()
+        harness.add("r", PROMPT, GREEDY)
+        harness.engine.step()
+        with pytest.raises(ValueError, match="prompt_logprobs=0 cannot be had from a fork"):
+            harness.engine.fork("r", "branch", SamplingParams(prompt_logprobs=0))
+        with pytest.raises(TypeError, match=r"BeamSearchParams\(.*must be SamplingParams"):
+            harness.engine.fork("r", "branch", BeamSearchParams(2, 3))
+        assert harness.engine.num_unfinished_requests == 1
+        assert last(harness.run(), "r").outputs[0].token_ids == naive(history, PROMPT, GREEDY)
 
     def test_only_what_is_unfinished_can_be_forked(self, make_harness):
         harness = make_harness()
