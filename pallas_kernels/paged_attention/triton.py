@@ -152,8 +152,7 @@ def paged_attention_triton(
         precision=_precision(q.dtype, interpret),
         interpret=interpret,
     )
-    pool = as_pairs(pages) if spec.paired else lax.bitcast_convert_type(pages, jnp.int8) if spec.as_bytes else pages
-    operands = [q, pool, block_tables]
+    operands = [q, _as_loaded(spec, pages), block_tables]
     if kv_format is not None:
         assert scales is not None
         operands.append(scales)
@@ -234,6 +233,13 @@ def _precision(dtype: Any, interpret: bool) -> Any:
     if dtype != jnp.float32:
         return lax.Precision.DEFAULT
     return lax.Precision.HIGHEST if interpret else lax.DotAlgorithmPreset.TF32_TF32_F32_X3
+
+
+def _as_loaded(spec: KernelSpec, pages: jax.Array) -> jax.Array:
+    """The pool's memory in the type that the kernel loads."""
+    if spec.paired:
+        return as_pairs(pages)
+    return lax.bitcast_convert_type(pages, jnp.int8) if spec.as_bytes else pages
 
 
 def _is_padded_float8(pages: jax.Array) -> bool:
