@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+REMOVAL_PAUSE, REMOVAL_TRIES = 0.1, 50  # seconds
 UNFINISHED_SECONDS = 60  # an empty folder without its lock may be one that is just being made
 
 
@@ -41,7 +42,7 @@ def output_directory(path: str | Path) -> Iterator[Path]:
             raise ValueError(f"{path} was made by somebody else meanwhile ({error}); give another name") from error
         _sync_entry(path.parent)
     except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove(partial)
         if isinstance(error, OSError) and error.errno is not None and error.filename is None:
             error.filename = str(path)  # writing to an open file does not say to which
         raise
@@ -92,6 +93,17 @@ def _sweep(path: Path) -> None:
             continue  # its process lives
         finally:
             os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder whose writer has failed: threads of it may go on for a moment and put files back."""
+    gone = False
+    for _ in range(REMOVAL_TRIES):
+        shutil.rmtree(folder, ignore_errors=True)
+        gone, was_gone = not folder.exists(), gone
+        if gone and was_gone:
+            return
+        time.sleep(REMOVAL_PAUSE)
 
 
 def _sync(folder: Path) -> None:

@@ -1,9 +1,11 @@
 """Output folders: whole or absent, whatever ends the process that makes them."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -49,6 +51,21 @@ def test_an_error_leaves_nothing(tmp_path):
     with pytest.raises(KeyboardInterrupt), output_directory(tmp_path / "out") as folder:
         (folder / "file").write_text("text")
         raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_threads_that_go_on_writing_after_an_error_leave_nothing(tmp_path):
+    def go_on():
+        for step in range(25):
+            with contextlib.suppress(OSError):  # removed in the middle of it
+                (partial / f"part{step % 3}").mkdir(parents=True, exist_ok=True)
+            time.sleep(0.01)
+
+    writer = threading.Thread(target=go_on)
+    with pytest.raises(ValueError, match="halfway"), output_directory(tmp_path / "out") as partial:
+        writer.start()
+        raise ValueError("halfway")
+    writer.join()
     assert list(tmp_path.iterdir()) == []
 
 
