@@ -97,13 +97,11 @@ def _sweep(path: Path) -> None:
 
 def _remove(folder: Path) -> None:
     """Removes a folder whose writer has failed: threads of it may go on for a moment and put files back."""
-    gone = False
     for _ in range(REMOVAL_TRIES):
         shutil.rmtree(folder, ignore_errors=True)
-        gone, was_gone = not folder.exists(), gone
-        if gone and was_gone:
-            return
         time.sleep(REMOVAL_PAUSE)
+        if not folder.exists():
+            return
 
 
 def _sync(folder: Path) -> None:
