@@ -20,9 +20,9 @@ from jaxinfer.quant.storage import Storage
 
 BLOCK = 32
 STORAGES: Mapping[str, Storage] = {
-    "q4_0": Storage("int4", BLOCK, half=True),
-    "q4_1": Storage("int4", BLOCK, symmetric=False, half=True),
-    "q8_0": Storage("int8", BLOCK, half=True),
+    "q4_0": Storage("int4", BLOCK, scales="float16", offsets="float16"),
+    "q4_1": Storage("int4", BLOCK, symmetric=False, scales="float16", offsets="float16"),
+    "q8_0": Storage("int8", BLOCK, scales="float16"),
 }
 """Types of tensors whose codes can be taken over."""
 
