@@ -132,9 +132,7 @@ class Decoder(nn.Module):
             hidden[T, D], and the caches with the new keys and values.
         """
         c = self.config
-        x = _scaled(self.embed(tokens), c.embedding_multiplier)
-        if c.learned_positions:
-            x = x + self.embed_positions(positions)
+        x = self.embedded(tokens, positions)
         angles = {rope: rotation(c, positions, rope) for rope in sorted({kind.rope for kind in c.layer_kinds})}
         written = []
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
@@ -146,7 +144,18 @@ class Decoder(nn.Module):
                 block = DecoderLayer(c, kind, sum_over=self.sum_over, parent=None)
                 x, cache = apply_layer(block, params, x, angles[kind.rope], attend, cache)
             written.append(cache)
-        return self.final_norm(x), written
+        return self.normed(x), written
+
+    def embedded(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+        """``x[T, D]`` that goes into the first layer, of ``tokens[T]`` at ``positions[T]``."""
+        c = self.config
+        x = _scaled(self.embed(tokens), c.embedding_multiplier)
+        return x + self.embed_positions(positions) if c.learned_positions else x
+
+    def normed(self, x: jax.Array) -> jax.Array:
+        """Hidden states of what comes out of the last layer."""
+        normed: jax.Array = self.final_norm(x)
+        return normed
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """``hidden[R, D] -> float32[R, V]``, scaled and capped."""
