@@ -149,13 +149,24 @@ def read_leaves(
         if name in skipped:
             del sources[name]
             continue
-        host = _aligned_empty(spec.shape, spec.dtype)
-        for placement in sources.pop(name):
-            _fill(host, placement)
-            on_bytes(placement.nbytes)
-        yield name, host
+        yield name, read_leaf(spec, sources.pop(name), on_bytes)
     if sources:
         raise ValueError(f"the decoder has no parameter {next(iter(sources))!r}, which the family table fills")
+
+
+def read_leaf(spec: Any, placements: list[Placement], on_bytes: Callable[[int], object]) -> np.ndarray:
+    """Reads one parameter.
+
+    Args:
+        spec: its shape, and the dtype it is to have.
+        placements: of `placements_by_leaf`.
+        on_bytes: told the stored bytes of each tensor that has been read.
+    """
+    host = _aligned_empty(spec.shape, spec.dtype)
+    for placement in placements:
+        _fill(host, placement)
+        on_bytes(placement.nbytes)
+    return host
 
 
 def placements_by_leaf(checkpoint: Checkpoint) -> dict[str, list[Placement]]:
