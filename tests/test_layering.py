@@ -25,6 +25,7 @@ ALLOWED = {
     "checkpoint": {"foundation", "models", "quant", "tokenizers"},
     # What a checkpoint is, and what the engine accepts today, read when a plan is asked for.
     "planning": {"foundation", "models", "cache", "checkpoint", "startup.args"},
+    "calibration": {"foundation", "models", "quant", "tokenizers", "pallas_kernels"},
     "runner": {"foundation", "models", "quant", "cache", "engine", "sampling", "planning", "pallas_kernels"},
     "startup": {"foundation", "models", "quant", "engine", "runner", "checkpoint", "planning", "tokenizers"},
     "serving": {"foundation", "engine", "tokenizers"},
@@ -44,7 +45,7 @@ ALLOWED = {
     }
     | {"startup"},
     "cli": {"foundation", "models", "engine", "runner", "checkpoint", "planning", "tokenizers", "startup", "serving"}
-    | {"quant", "front", "openai", "bench", "evaluation"},
+    | {"quant", "calibration", "front", "openai", "bench", "evaluation"},
 }
 HOST_ONLY = [
     *sorted((ROOT / "jaxinfer/engine").glob("*.py")),
