@@ -36,7 +36,7 @@ class Storage:
     act_bits: int = 16
     double: bool = False
     scales: FloatType | None = None
-    offsets: FloatType | None | Literal[""] = ""
+    offsets: FloatType | Literal[""] | None = ""
     ordered: bool = False
 
     @property
