@@ -61,11 +61,12 @@ class SelfAttention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, angles: Rotation, attend: AttentionFn[Cache], cache: Cache
+        self, x: jax.Array, angles: Rotation, attend: AttentionFn[Cache], cache: Cache, norm: Norm | None = None
     ) -> tuple[jax.Array, Cache]:
+        """`norm`: of x, which comes first."""
         c = self.config
         heads, groups, width = c.num_key_value_heads, c.num_query_groups, c.head_dim
-        qkv = Linear((heads, groups + 2, width), (c.hidden_size,), c.qkv_bias, self.param_dtype, name="qkv")(x)
+        qkv = Linear((heads, groups + 2, width), (c.hidden_size,), c.qkv_bias, self.param_dtype, name="qkv")(x, norm)
         if c.qk_norm is not None:
             q, k = self._norm("q_norm", qkv[:, :, :-2]), self._norm("k_norm", qkv[:, :, -2])
             qkv = jnp.concatenate([q, k[:, :, None], qkv[:, :, -1:]], axis=2)

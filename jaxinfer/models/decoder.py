@@ -54,23 +54,25 @@ class DecoderLayer(nn.Module):
         self, x: jax.Array, angles: Rotation, attend: AttentionFn[Cache], cache: Cache
     ) -> tuple[jax.Array, Cache]:
         c = self.config
-        normed = self.attn_norm(x) if c.pre_norms else x
-        mixed, cache = self.attn(normed, angles, attend, cache)
+        # A norm goes into what it is before, which may do both in one kernel; a norm that two share is computed once.
+        shared = self.attn_norm(x) if c.block == "parallel_shared_norm" else None
+        norm = self.attn_norm if c.pre_norms and shared is None else None
+        mixed, cache = self.attn(x if shared is None else shared, angles, attend, cache, norm)
         if c.post_norms:
             mixed = self.attn_post_norm(mixed)
         mixed = _scaled(mixed, c.residual_multiplier)
         if c.block == "sequential":
             x = x + mixed
-        out = self._feed_forward(x, normed)
+        out = self._feed_forward(x, shared)
         if c.post_norms:
             out = self.mlp_post_norm(out)
         out = _scaled(out, c.residual_multiplier)
         return (x + out if c.block == "sequential" else x + mixed + out), cache
 
-    def _feed_forward(self, x: jax.Array, attn_normed: jax.Array) -> jax.Array:
+    def _feed_forward(self, x: jax.Array, shared: jax.Array | None) -> jax.Array:
         c = self.config
-        if c.block == "parallel_shared_norm":
-            return self.mlp(attn_normed)
+        if shared is not None:
+            return self.mlp(shared)
         if not c.pre_norms:
             return self.mlp(x)
         return self.mlp(x, self.mlp_norm)

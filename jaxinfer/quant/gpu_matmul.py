@@ -1,27 +1,78 @@
 """Products of activations with a QuantArray on a GPU."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from jaxinfer.quant.array import CodedScale, QuantArray, scales_of
-from jaxinfer.quant.int8_product import channel_scales, code_matrix, dot, int8_product, is_channel_int8
-from pallas_kernels.quantized_matmul import quantized_matmul
+from jaxinfer.quant.int8_product import code_matrix
+from pallas_kernels.dispatch import current_device
+from pallas_kernels.quantized_matmul import chosen_implementation, quantized_matmul
+
+FIRST_WITH_E4M3 = (8, 9)
+"""Compute capability from which tensor cores multiply float8."""
 
 
-def gpu_product(x: jax.Array, weight: QuantArray) -> jax.Array:
-    """As `project`: W8A8 and fp8 in plain XLA, which fuses what is per channel; all else in the kernel."""
-    if is_channel_int8(weight) and weight.act_bits == 8:
-        return int8_product(x, weight).astype(x.dtype)
-    matrix = code_matrix(weight)
-    if matrix.dtype == jnp.float8_e4m3fn:
-        return (dot(x, matrix.astype(x.dtype), jnp.float32) * channel_scales(weight)).astype(x.dtype)
-    scale = scales_of(weight) if isinstance(weight.scale, CodedScale) else weight.scale
+def gpu_product(
+    x: jax.Array,
+    weight: QuantArray,
+    *,
+    norm: jax.Array | None = None,
+    epsilon: float | None = None,
+    activation: str | None = None,
+    row_maxima: jax.Array | None = None,
+    gives_maxima: bool = False,
+) -> Any:
+    """As `project`, with what may be around a product; the other arguments are those of `quantized_matmul`."""
     return quantized_matmul(
         x,
-        matrix,
-        scale.reshape(weight.channels, -1),
-        offset=None if weight.offset is None else weight.offset.reshape(weight.channels, -1),
+        code_matrix(weight),
+        _scale_matrix(weight, scales_of(weight) if isinstance(weight.scale, CodedScale) else weight.scale),
+        offset=None if weight.offset is None else _scale_matrix(weight, weight.offset),
         codebook=weight.codebook,
+        order=weight.order,
         bits=weight.bits,
         group=weight.group,
+        norm=norm,
+        epsilon=epsilon,
+        activation=activation,
+        act_dtype=act_dtype(weight),
+        row_maxima=row_maxima,
+        gives_maxima=gives_maxima,
     )
+
+
+def is_one_kernel(x: jax.Array, weight: QuantArray, norm: jax.Array, activation: str | None) -> bool:
+    """Whether `gpu_product` with a norm, and a gate or None, is a kernel on the current device: one launch."""
+    if norm.dtype != x.dtype:
+        return False
+    scale = jax.eval_shape(scales_of, weight)
+    name = chosen_implementation(
+        x,
+        code_matrix(weight),
+        jax.ShapeDtypeStruct((weight.channels, weight.row // weight.group), scale.dtype),
+        offset=weight.offset,
+        codebook=weight.codebook,
+        order=weight.order,
+        bits=weight.bits,
+        norm=norm,
+        activation=activation,
+        act_dtype=act_dtype(weight),
+    )
+    return name == "triton"
+
+
+def act_dtype(weight: QuantArray) -> str | None:
+    """What activations are rounded to for its products: the codes' own dtype, where tensor cores multiply it."""
+    if weight.act_bits == 16 or weight.bits != 8 or weight.group != weight.row or weight.offset is not None:
+        return None
+    capability = current_device().compute_capability
+    if weight.codes.dtype == jnp.float8_e4m3fn and capability is not None and capability < FIRST_WITH_E4M3:
+        return None
+    return str(weight.codes.dtype)
+
+
+def _scale_matrix(weight: QuantArray, scale: Any) -> jax.Array:
+    matrix: jax.Array = scale.reshape(weight.channels, -1)
+    return matrix

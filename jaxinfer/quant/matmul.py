@@ -1,6 +1,7 @@
 """Products of activations with a QuantArray."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,17 @@ from jaxinfer.quant.cpu_matmul import cpu_product
 from jaxinfer.quant.gpu_matmul import gpu_product
 
 
-def project(x: jax.Array, weight: QuantArray) -> jax.Array:
-    """``x[T, K] . weight[N, K]^T``, ``[T, N]`` in x's dtype, accumulated in int32 or float32."""
+def project(x: jax.Array, weight: QuantArray, row_maxima: jax.Array | None = None) -> jax.Array:
+    """``x[T, K] . weight[N, K]^T``, ``[T, N]`` in x's dtype, accumulated in int32 or float32.
+
+    `row_maxima`: float32[any, T], whose largest is that of a row of ``|x|``, for a GPU that rounds rows of x; None
+    where they are not known.
+    """
+    on_gpu = partial(gpu_product, row_maxima=row_maxima)
+    return lax.platform_dependent(x, weight, cpu=_on_cpu, default=on_gpu)
+
+
+def _on_cpu(x: jax.Array, weight: QuantArray) -> jax.Array:
     if weight.order is not None:
         x, weight = jnp.take(x, weight.order, axis=1, mode="clip"), replace(weight, order=None)
-    return lax.platform_dependent(x, weight, cpu=cpu_product, default=gpu_product)
+    return cpu_product(x, weight)
