@@ -8,8 +8,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.models.norm import Norm
-from jaxinfer.models.fused_product import normed_product
 from jaxinfer.quant import matmul
 from jaxinfer.quant.array import QuantArray
 
@@ -80,17 +78,12 @@ class Linear(nn.Module):
     sum_over: str | None = None
 
     @nn.compact
-    def __call__(self, x: jax.Array, norm: Norm | None = None, row_maxima: jax.Array | None = None) -> jax.Array:
-        """`norm`: of x, which comes first. `row_maxima`: of x, see `project`."""
+    def __call__(self, x: jax.Array, row_maxima: jax.Array | None = None) -> jax.Array:
+        """`row_maxima`: of x, see `project`."""
         shape = (*self.out_shape, *self.in_shape)
         fan_in = math.prod(self.in_shape)
         kernel = parameter(self, "kernel", nn.initializers.normal(fan_in**-0.5), shape, self.param_dtype)
-        fused = None if norm is None else normed_product(x, norm, kernel)
-        if fused is None:
-            x = x if norm is None else norm(x)
-            y = project(x.reshape(-1, fan_in), kernel, row_maxima)
-        else:
-            y = fused
+        y = project(x.reshape(-1, fan_in), kernel, row_maxima)
         if self.sum_over is not None:
             y = jax.lax.psum(y, self.sum_over)
         y = y.reshape(x.shape[0], *self.out_shape)

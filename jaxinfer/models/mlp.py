@@ -5,9 +5,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.fused_product import gated_product, plain_scale
 from jaxinfer.models.linear import Linear
 from jaxinfer.models.norm import Norm
-from jaxinfer.models.fused_product import gated_product, plain_scale
 from jaxinfer.quant.array import QuantArray
 from pallas_kernels.gated_matmul import ACTIVATIONS, chosen_implementation, norm_gated_matmul
 

@@ -134,8 +134,9 @@ def refs_of(spec: KernelSpec, refs: tuple[Any, ...]) -> Refs:
         spec.num_maxima > 0,
         spec.has_norm and not spec.counts_squares,
     )
-    optional: Any = [next(given) if is_there else None for is_there in there]
-    return Refs(x, codes, scale, *optional, next(given), next(given, None))
+    offset, codebook, order, norm, maxima, squares = (next(given) if is_there else None for is_there in there)
+    results = next(given), next(given, None)
+    return Refs(x, codes, scale, offset, codebook, order, norm, maxima, squares, *results)
 
 
 def load_x(spec: KernelSpec, refs: Refs, place: Place, index: jax.Array) -> jax.Array:
