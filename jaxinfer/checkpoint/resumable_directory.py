@@ -80,7 +80,7 @@ def resumable_directory(path: str | Path, identity: Mapping[str, Any]) -> Iterat
     path = Path(path).expanduser().resolve()
     check_output(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.parent / f".{path.name}.partial-resumable"
+    partial = partial_of(path)
     lock = _locked(partial, path)
     try:
         work = Work(partial, identity)
@@ -92,6 +92,12 @@ def resumable_directory(path: str | Path, identity: Mapping[str, Any]) -> Iterat
             publish(partial, path)
     finally:
         os.close(lock)
+
+
+def partial_of(path: str | Path) -> Path:
+    """The folder in which `path` is made."""
+    path = Path(path).expanduser().resolve()
+    return path.parent / f".{path.name}.partial-resumable"
 
 
 def _locked(partial: Path, path: Path) -> int:

@@ -151,7 +151,10 @@ def _rounding(storage: Storage) -> Callable[[np.ndarray], tuple[np.ndarray, ...]
 
 
 def _stored_scale(scale: np.ndarray, storage: Storage) -> np.ndarray | CodedScale:
-    if not storage.double:
-        return scale
+    return coded_scales(scale) if storage.double else scale
+
+
+def coded_scales(scale: np.ndarray) -> CodedScale:
+    """float32 scales of a matrix in 8 bits, as double quantisation has them."""
     codes, blocks, offset = quantize_scales(scale)
     return CodedScale(codes.reshape(scale.shape), blocks, np.asarray(offset), DYNAMIC, scale.shape)
