@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxinfer.checkpoint.checkpoint import DTYPES, Checkpoint, open_checkpoint
+from jaxinfer.checkpoint.packed_module import PackedModule
 from jaxinfer.checkpoint.tensor import Tensor
 from jaxinfer.checkpoint.weight_map import Placement
 from jaxinfer.models.config import ModelConfig
@@ -191,6 +192,8 @@ def _fill(host: np.ndarray, placement: Placement) -> None:
     rows_each = slot.shape[0] // target.shape[0]  # tensor rows in one entry of the part's first axis
     values_each = max(1, target.size // target.shape[0])
     step = max(1, CHUNK_VALUES // values_each)
+    if isinstance(placement.tensor, PackedModule):
+        step = target.shape[0]  # it is unpacked as a whole
     for start in range(0, target.shape[0], step):
         stop = min(start + step, target.shape[0])
         rows = placement.tensor.rows(slot.first_row + start * rows_each, slot.first_row + stop * rows_each)

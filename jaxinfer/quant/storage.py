@@ -100,7 +100,9 @@ def fitting(wanted: Storage, row: int, last: int) -> Storage:
 
 
 Method = Literal["int8", "int8_w8a8", "fp8", "int4", "nf4", "fp4", "gguf"]
-FORMATS: Mapping[Method, Storage] = {
+CheckpointMethod = Literal["awq", "gptq", "compressed-tensors", "bitsandbytes"]
+"""Methods that are read from a checkpoint only. ("fp8" is either.)"""
+FORMATS: Mapping[Method | CheckpointMethod, Storage] = {
     "int8": Storage("int8"),
     "int8_w8a8": Storage("int8", act_bits=8),
     "fp8": Storage("fp8"),

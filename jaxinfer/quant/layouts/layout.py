@@ -1,12 +1,14 @@
 """What all layouts of quantised checkpoints have in common."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxinfer.quant.array import QuantArray
 from jaxinfer.quant.storage import Storage
+
+if TYPE_CHECKING:
+    from jaxinfer.quant.array import QuantArray
 
 FLOATS = ("float16", "bfloat16", "float32")
 
@@ -93,7 +95,7 @@ class Layout(Protocol):
             ValueError: what is there does not go together.
         """
 
-    def unpack(self, tensors: Mapping[str, np.ndarray], channels: int, row: int) -> QuantArray:
+    def unpack(self, tensors: Mapping[str, np.ndarray], channels: int, row: int) -> "QuantArray":
         """A module's matrix.
 
         Args:
@@ -108,7 +110,7 @@ class Layout(Protocol):
             ValueError: what a tensor holds is impossible; begins with its suffix.
         """
 
-    def pack(self, array: QuantArray) -> dict[str, np.ndarray]:
+    def pack(self, array: "QuantArray") -> dict[str, np.ndarray]:
         """The tensors of a module, by suffix: the inverse of `unpack`.
 
         Args:
