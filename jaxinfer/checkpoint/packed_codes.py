@@ -36,8 +36,11 @@ def packed_storages(checkpoint: Checkpoint) -> dict[str, Storage]:
             continue
         storages = {module.storage for module in modules}
         storage = storages.pop()
-        if storages or not _fits(storage, specs[name].shape, modules[0].shape[1]):
+        row = modules[0].shape[1]
+        if storages or not _fits(storage, specs[name].shape, row):
             continue
+        if not storage.group and row < math.prod(specs[name].shape[axis:]):
+            storage = replace(storage, group=row)  # each expert has a scale of its own for an output that they share
         if storage.ordered and not _agree_on_order(placements, specs[name].shape, axis):
             continue
         kept[name] = replace(storage, double=False, scales="float32") if storage.double else storage
