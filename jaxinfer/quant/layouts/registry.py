@@ -4,12 +4,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxinfer.quant.layouts.awq import AWQLayout
+from jaxinfer.quant.layouts.bitsandbytes import BitsAndBytesLayout
+from jaxinfer.quant.layouts.compressed_tensors import CompressedTensorsLayout
+from jaxinfer.quant.layouts.fp8_block import Fp8Layout
 from jaxinfer.quant.layouts.gptq import GPTQLayout
 from jaxinfer.quant.layouts.layout import Layout
 
 LAYOUTS: Mapping[str, Callable[[Mapping[str, Any]], Layout]] = {
     "awq": AWQLayout.from_config,
     "gptq": GPTQLayout.from_config,
+    "compressed-tensors": CompressedTensorsLayout.from_config,
+    "bitsandbytes": BitsAndBytesLayout.from_config,
+    "fp8": Fp8Layout.from_config,
 }
 
 
