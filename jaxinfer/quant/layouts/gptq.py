@@ -2,8 +2,9 @@
 
 ``weight[n, k] = (code[k, n] - zero[g, n]) * scale[g, n]`` with ``g = g_idx[k]``. Words hold neighbouring inputs of
 codes and neighbouring outputs of zero points, the first in the lowest bits. Format "gptq" stores zero points less 1,
-modulo their bits; "gptq_v2" as they are. With act-order (`desc_act`) the inputs of a group lie anywhere in a row; they
-are stored here sorted by group.
+modulo their bits; "gptq_v2" as they are. (GPTQModel takes the 1 from whole words, so that a zero point 0 borrows from
+its neighbour.) With act-order (`desc_act`) the inputs of a group lie anywhere in a row; they are stored here sorted by
+group.
 """
 
 import math
@@ -43,6 +44,7 @@ class GPTQLayout:
         act_order: whether a module has an order of its inputs.
         symmetric: whether all zero points are the middle of the codes.
         plain_zeros: whether zero points are stored as they are: "gptq_v2".
+        borrowing: whether the 1 was taken from whole words: of GPTQModel.
         head: whether the output head is quantised.
         inside: the modules of a block that are quantised, empty for all.
     """
@@ -52,6 +54,7 @@ class GPTQLayout:
     act_order: bool = False
     symmetric: bool = True
     plain_zeros: bool = False
+    borrowing: bool = False
     head: bool = False
     inside: tuple[str, ...] = ()
     method: str = field(default="gptq", init=False)
@@ -71,8 +74,19 @@ class GPTQLayout:
         if isinstance(blocks, str) or not all(isinstance(name, str) for name in inside):
             raise ValueError(f"quantization_config of gptq has modules_in_block_to_quantize={blocks!r}; names in lists")
         flags = {name: bool(said.get(name)) for name in ("desc_act", "sym", "lm_head")}
+        meta = said.get("meta")
+        quantizer = str(meta.get("quantizer")) if isinstance(meta, Mapping) else ""
         plain = said["checkpoint_format"] == "gptq_v2"
-        return cls(said["bits"], group, flags["desc_act"], flags["sym"], plain, flags["lm_head"], tuple(inside))
+        return cls(
+            bits=said["bits"],
+            group=group,
+            act_order=flags["desc_act"],
+            symmetric=flags["sym"],
+            plain_zeros=plain,
+            borrowing=not plain and not flags["sym"] and "gptqmodel" in quantizer.lower(),
+            head=flags["lm_head"],
+            inside=tuple(inside),
+        )
 
     def config(self) -> dict[str, Any]:
         """As transformers and AutoGPTQ read it from config.json."""
@@ -86,6 +100,7 @@ class GPTQLayout:
             "checkpoint_format": "gptq_v2" if self.plain_zeros else "gptq",
             "true_sequential": True,
         }
+        said |= {"meta": {"quantizer": ["gptqmodel:7.7.0"]}} if self.borrowing else {}
         return said | ({"modules_in_block_to_quantize": [list(self.inside)]} if self.inside else {})
 
     def __str__(self) -> str:
@@ -181,10 +196,13 @@ class GPTQLayout:
         groups[order] = np.arange(row, dtype=np.int32) // array.group
         if array.order is not None:
             codes = _in_order(codes, np.argsort(order), self.bits)
-        zero = transposed(zero) - np.uint8(0 if self.plain_zeros else 1)
+        zero = transposed(zero)
+        if not self.plain_zeros and not self.borrowing:
+            zero = (zero - np.uint8(1)) & np.uint8(2 * middle - 1)
+        words = words_of(zero, self.bits)
         packed = {
             "qweight": transposed(np.ascontiguousarray(codes).view("<i4")).astype(np.int32, copy=False),
-            "qzeros": words_of(zero & (2 * middle - 1), self.bits),
+            "qzeros": (words.view(np.uint32) - self._ones()).view(np.int32) if self.borrowing else words,
             "scales": transposed(scale),
             "g_idx": groups,
         }
@@ -216,8 +234,14 @@ class GPTQLayout:
 
     def _zeros(self, words: np.ndarray) -> np.ndarray:
         """uint8 ``[N, K / group]``."""
+        if self.borrowing:
+            words = (np.ascontiguousarray(words).view(np.uint32) + self._ones()).view(np.int32)
         zero = transposed(codes_of(words, self.bits))
-        return zero if self.plain_zeros else (zero + np.uint8(1)) & np.uint8((1 << self.bits) - 1)
+        return zero if self.plain_zeros or self.borrowing else (zero + np.uint8(1)) & np.uint8((1 << self.bits) - 1)
+
+    def _ones(self) -> np.uint32:
+        """A word whose codes are all 1."""
+        return np.uint32(0x11111111 if self.bits == 4 else 0x01010101)
 
     def _offset(self, zero: np.ndarray, scale: np.ndarray) -> np.ndarray | None:
         middle = 1 << (self.bits - 1)
