@@ -7,7 +7,7 @@ https://github.com/vllm-project/compressed-tensors
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import numpy as np
@@ -103,19 +103,23 @@ class Scheme:
     def storage(self, row: int, dtypes: Mapping[str, str]) -> Storage:
         """See `Layout`."""
         group = self._group(row)
-        scales: FloatType = "float32"
-        if group != row and self.strategy == "group":
-            scales = cast(FloatType, dtypes.get("weight_scale", "float32"))
-        offsets: FloatType | None = scales if self._nibbles else None
-        return Storage(
+        plain = Storage(
             "fp8" if self.kind == "float" else "int4" if self._nibbles else "int8",
             0 if group == row else group,
             symmetric=self.symmetric,
             act_bits=self.act_bits,
-            scales=scales,
-            offsets=offsets if self.symmetric else "float32",
             ordered=ORDERING in dtypes,
         )
+        scales: FloatType = "float32"
+        if group != row and self.strategy == "group":
+            scales = cast(FloatType, dtypes.get("weight_scale", "float32"))
+        offsets: FloatType | None = scales if self._nibbles else None
+        if not self.symmetric:
+            offsets = "float32"
+        # What is the kind's own is not said, so that formats which are the same are equal.
+        if scales != plain.scale_dtype:
+            plain = replace(plain, scales=scales)
+        return plain if offsets == plain.offset_dtype else replace(plain, offsets=offsets)
 
     def unpack(self, tensors: Mapping[str, np.ndarray], channels: int, row: int) -> QuantArray:
         """See `Layout`."""
