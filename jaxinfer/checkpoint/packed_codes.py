@@ -1,6 +1,7 @@
 """From the quantised modules of a checkpoint to our parameters, which are several of them in one, code by code."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -23,12 +24,12 @@ def packed_storages(checkpoint: Checkpoint) -> dict[str, Storage]:
     """Path -> format of the parameters whose codes are taken over from the checkpoint's quantised modules.
 
     Those are the parameters that are made of modules of one format. Others that have a quantised part are read in
-    floats, 2 or 4 bytes a value: where only some of the parts are quantised, or where GPTQ's act-order differs between
-    parts that share their inputs, which one product could not serve. (It does not for what is quantised on the same
-    activations, as query, key and value are; the experts of a layer have orders of their own.)
+    floats, 2 or 4 bytes a value: where only some of the parts are quantised; and, with a warning, where GPTQ's
+    act-order differs between parts that share their inputs, which one product could not serve. (It does not for what is
+    quantised on the same activations, as query, key and value are; the experts of a layer have orders of their own.)
     """
     specs = leaf_shapes(checkpoint.model_config, "float32")
-    kept = {}
+    kept, mixed = {}, []
     for name, placements in placements_by_leaf(checkpoint).items():
         axis = input_axis(name, specs[name].shape)
         modules = [placement.tensor for placement in placements if isinstance(placement.tensor, PackedModule)]
@@ -38,12 +39,22 @@ def packed_storages(checkpoint: Checkpoint) -> dict[str, Storage]:
         storage = storages.pop()
         row = modules[0].shape[1]
         if storages or not _fits(storage, specs[name].shape, row):
+            mixed.append(name)
             continue
         if not storage.group and row < math.prod(specs[name].shape[axis:]):
             storage = replace(storage, group=row)  # each expert has a scale of its own for an output that they share
         if storage.ordered and not _agree_on_order(placements, specs[name].shape, axis):
+            mixed.append(name)
             continue
+        whole = storage.group == math.prod(specs[name].shape[axis:])
+        storage = replace(storage, group=0) if whole else storage
         kept[name] = replace(storage, double=False, scales="float32") if storage.double else storage
+    if mixed:
+        warnings.warn(
+            f"{checkpoint.path}: {len(mixed)} parameters, {mixed[0]!r} among them, are made of quantised parts that do "
+            "not go together (formats or act-orders differ); they are kept in floats, in 4 to 8 times the memory",
+            stacklevel=3,
+        )
     return kept
 
 

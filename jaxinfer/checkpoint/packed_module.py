@@ -118,7 +118,7 @@ def find_packed(
     found = {
         module: parts
         for module, parts in _by_module(tensors, names.keys()).items()
-        if layout.covers(module) and _is_packed(parts)
+        if _is_packed(parts) and (layout.covers(module) or "weight" not in parts)
     }
     packed, missing, wrong = {}, [], []
     for module, parts in found.items():

@@ -56,8 +56,8 @@ class Layout(Protocol):
         """In words, e.g. "awq, 4 bits in groups of 128"."""
 
     def covers(self, module: str) -> bool:
-        """Whether a linear layer of that name is quantised, as far as the config says. (One whose float weight is in
-        the file, and nothing else of it, is not.)"""
+        """Whether a linear layer of that name is quantised, as far as the config says. (One of which the file has the
+        float weight and nothing else is not, and one without any ``weight`` is.)"""
 
     def of(self, module: str, tensors: Mapping[str, TensorSpec]) -> "Layout":
         """The layout of one module: what `shapes`, `storage`, `unpack` and `pack` are asked of. Most are the same for
