@@ -22,7 +22,7 @@ ALLOWED = {
     "sampling": {"foundation", "engine"},
     "quant": {"foundation", "pallas_kernels"},
     "models": {"foundation", "quant", "pallas_kernels"},
-    "checkpoint": {"foundation", "models", "quant", "tokenizers"},
+    "checkpoint": {"foundation", "models", "quant", "tokenizers", "calibration"},
     # What a checkpoint is, and what the engine accepts today, read when a plan is asked for.
     "planning": {"foundation", "models", "cache", "checkpoint", "startup.args"},
     "calibration": {"foundation", "models", "quant", "tokenizers", "pallas_kernels"},

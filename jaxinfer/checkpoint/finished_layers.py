@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +66,5 @@ def _array(values: np.ndarray, dtype: str, shape: list[int]) -> np.ndarray:
 
 
 def _quant_array(parts: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> QuantArray:
-    given = {name: parts.get(name) for name in _ARRAYS}
-    array = QuantArray(**given, **settings)
-    return replace(array, shape=tuple(array.shape))
+    given: dict[str, Any] = {name: parts.get(name) for name in _ARRAYS}
+    return QuantArray(**given, **{**settings, "shape": tuple(settings["shape"])})
