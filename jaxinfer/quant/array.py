@@ -36,7 +36,8 @@ class QuantArray:
         axis: the first input axis of `shape`.
         shape: of the float parameter.
         dtype: its dtype's name, which activations made from it have.
-        act_bits: 8 if activations are rounded to int8 for the product, else 16.
+        act_bits: 8 if activations are rounded to the codes' dtype for the product, where the device has products of
+            such numbers; else 16.
         order: int32[K], a permutation: what is stored as input j of a channel is the parameter's input ``order[j]``
             (GPTQ's act-order); or None for as they are.
     """

@@ -5,10 +5,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.quant.array import CodedScale, QuantArray, scales_of
+from jaxinfer.quant.array import CodedScale, QuantArray
 from jaxinfer.quant.int8_product import code_matrix
 from pallas_kernels.dispatch import current_device
-from pallas_kernels.quantized_matmul import chosen_implementation, quantized_matmul
+from pallas_kernels.quantized_matmul import ScaleTable, chosen_implementation, quantized_matmul
 
 FIRST_WITH_E4M3 = (8, 9)
 """Compute capability from which tensor cores multiply float8."""
@@ -25,11 +25,13 @@ def gpu_product(
     gives_maxima: bool = False,
 ) -> Any:
     """As `project`, with what may be around a product; the other arguments are those of `quantized_matmul`."""
+    scale, table = _scales(weight)
     return quantized_matmul(
         x,
         code_matrix(weight),
-        _scale_matrix(weight, scales_of(weight) if isinstance(weight.scale, CodedScale) else weight.scale),
-        offset=None if weight.offset is None else _scale_matrix(weight, weight.offset),
+        scale,
+        scale_table=table,
+        offset=None if weight.offset is None else weight.offset.reshape(weight.channels, -1),
         codebook=weight.codebook,
         order=weight.order,
         bits=weight.bits,
@@ -47,11 +49,12 @@ def is_one_kernel(x: jax.Array, weight: QuantArray, norm: jax.Array, activation:
     """Whether `gpu_product` with a norm, and a gate or None, is a kernel on the current device: one launch."""
     if norm.dtype != x.dtype:
         return False
-    scale = jax.eval_shape(scales_of, weight)
+    scale, table = _scales(weight)
     name = chosen_implementation(
         x,
         code_matrix(weight),
-        jax.ShapeDtypeStruct((weight.channels, weight.row // weight.group), scale.dtype),
+        scale,
+        scale_table=table,
         offset=weight.offset,
         codebook=weight.codebook,
         order=weight.order,
@@ -73,6 +76,10 @@ def act_dtype(weight: QuantArray) -> str | None:
     return str(weight.codes.dtype)
 
 
-def _scale_matrix(weight: QuantArray, scale: Any) -> jax.Array:
-    matrix: jax.Array = scale.reshape(weight.channels, -1)
-    return matrix
+def _scales(weight: QuantArray) -> tuple[jax.Array, ScaleTable | None]:
+    """`[N, K / group]`, and what they stand for where they are codes."""
+    scale = weight.scale
+    if not isinstance(scale, CodedScale):
+        return scale.reshape(weight.channels, -1), None
+    table = ScaleTable(scale.codebook, scale.scale, scale.offset)
+    return scale.codes.reshape(weight.channels, -1), table

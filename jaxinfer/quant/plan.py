@@ -64,7 +64,7 @@ class QuantPlan:
         source = self.source(path, shape)
         if source is None or not self.fast_form:
             return source
-        return Storage("int8", act_bits=source.act_bits)
+        return Storage("int8", act_bits=source.act_bits if source.kind == "int8" else 16)
 
     def shape_of(self, path: str, spec: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct | QuantArray:
         """What becomes of a float parameter of this shape."""

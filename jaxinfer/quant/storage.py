@@ -23,7 +23,8 @@ class Storage:
             of bitsandbytes' table of 16 values ("nf4", "fp4").
         group: neighbouring inputs of a channel that share a scale; 0 is all of them.
         symmetric: of "int4": the code 8 is zero; else each group has a zero point of its own.
-        act_bits: 8 if activations are rounded to int8 as well, each token with a scale of its own; else 16.
+        act_bits: 8 if activations are rounded to the codes' dtype as well, each token with a scale of its own; else 16.
+            Of "fp8" only where tensor cores multiply such numbers (compute capability 8.9), elsewhere it is as 16.
         double: scales are codes of 8 bits themselves, in blocks of `SCALES_PER_BLOCK`.
         scales: dtype of the scales where it is not the kind's own, as a file has them.
         offsets: dtype of the offsets likewise; None for a format without.
@@ -77,9 +78,11 @@ class Storage:
         details = [
             "" if self.symmetric else "asymmetric",
             "quantised scales" if self.double else "",
-            "activations in int8" if self.act_bits == 8 else "",
+            "" if self.act_bits == 16 else f"activations in {self.kind}",
             "inputs in an order of their own" if self.ordered else "",
         ]
+        if self.act_bits == 8 and self.kind == "fp8":
+            details.append("on GPUs of compute capability 8.9 or later")
         return ", ".join([self.kind + grouped, *filter(None, details)])
 
 
@@ -105,7 +108,7 @@ CheckpointMethod = Literal["awq", "gptq", "compressed-tensors", "bitsandbytes"]
 FORMATS: Mapping[Method | CheckpointMethod, Storage] = {
     "int8": Storage("int8"),
     "int8_w8a8": Storage("int8", act_bits=8),
-    "fp8": Storage("fp8"),
+    "fp8": Storage("fp8", act_bits=8),
     "int4": Storage("int4", 128),
     "nf4": Storage("nf4", 64),
     "fp4": Storage("fp4", 64),

@@ -11,7 +11,7 @@ from pallas_kernels.dispatch import choose
 from pallas_kernels.gated_matmul.reference import ACTIVATIONS
 from pallas_kernels.kv_format import FLOAT_DTYPES
 from pallas_kernels.quantized_matmul.config import FEW_TOKENS, block_k
-from pallas_kernels.quantized_matmul.operands import CODE_LIMITS, Surroundings, Weights
+from pallas_kernels.quantized_matmul.operands import CODE_LIMITS, SCALES_A_BLOCK, ScaleTable, Surroundings, Weights
 from pallas_kernels.quantized_matmul.reference import quantized_matmul_reference
 from pallas_kernels.quantized_matmul.triton import check_triton, quantized_matmul_triton
 from pallas_kernels.quantized_matmul.xla import product_xla, quantized_matmul_xla, surrounded
@@ -29,6 +29,7 @@ def quantized_matmul(
     offset: jax.Array | None = None,
     codebook: jax.Array | None = None,
     order: jax.Array | None = None,
+    scale_table: ScaleTable | None = None,
     bits: int,
     group: int,
     norm: jax.Array | None = None,
@@ -57,6 +58,7 @@ def quantized_matmul(
         scale: [N, K / group], float32, bfloat16 or float16; any finite value, 0 too.
         offset: likewise, or None for 0.
         codebook: float32[16], for 4 bits without an offset. On tensor cores its entries are rounded to x's dtype.
+        scale_table: what scales stand for that are codes themselves, uint8[N, K / group].
         order: int32[K], a permutation: the weights' channel j meets x's channel ``order[j]``; None for ``j``.
         bits: 4 or 8.
         group: channels that share a scale; divides K, and is even for 4 bits. K itself is one scale a row.
@@ -79,7 +81,7 @@ def quantized_matmul(
         ValueError: shapes, dtypes or options that do not fit together, or an unknown implementation.
     """
     out_dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
-    weights = Weights(codes, scale, offset, codebook, order, bits)
+    weights = Weights(codes, scale, offset, codebook, order, bits, scale_table)
     around = Surroundings(norm, row_maxima, epsilon or 0.0, activation, act_dtype, gives_maxima)
     _check(x, weights, group, out_dtype)
     _check_surroundings(x, weights, around, epsilon)
@@ -111,6 +113,7 @@ def chosen_implementation(
     offset: Any = None,
     codebook: Any = None,
     order: Any = None,
+    scale_table: Any = None,
     bits: int,
     norm: Any = None,
     activation: str | None = None,
@@ -122,7 +125,7 @@ def chosen_implementation(
     Raises:
         ValueError: an unknown implementation.
     """
-    weights = Weights(codes, scale, offset, codebook, order, bits)
+    weights = Weights(codes, scale, offset, codebook, order, bits, scale_table)
     return _chosen(x, weights, Surroundings(norm, None, 1.0, activation, act_dtype), implementation)
 
 
@@ -134,6 +137,7 @@ def _chosen(x: Any, weights: Weights, around: Surroundings, implementation: str 
         weights.scale.shape[1] > 1,
         weights.offset is not None,
         weights.codebook is not None,
+        weights.scale_table is not None,
         weights.order is not None,
         x.shape[0] <= FEW_TOKENS,
         around.norm is not None,
@@ -155,6 +159,7 @@ def _self_check(
     grouped: bool,
     has_offset: bool,
     has_table: bool,
+    codes_scales: bool,
     has_order: bool,
     few: bool,
     has_norm: bool,
@@ -171,6 +176,11 @@ def _self_check(
         codes = np.where((codes & 0x7F) == 0x7F, np.uint8(0), codes)  # NaN
     scale, offset = (jnp.asarray(rng.uniform(-1, 1, (rows, groups)), jnp.float32) for _ in range(2))
     norm = jnp.asarray(rng.uniform(0.5, 2, channels), dtype) if has_norm else None
+    table = None
+    if codes_scales:
+        scale = jnp.asarray(rng.integers(0, 256, scale.shape), jnp.uint8)
+        blocks = jnp.asarray(rng.uniform(0.5, 2, -(-scale.size // SCALES_A_BLOCK)), jnp.float32)
+        table = ScaleTable(jnp.linspace(-1, 1, 256, dtype=jnp.float32), blocks, jnp.float32(0.5))
     gives_maxima = rounds and activation is not None
     result = quantized_matmul(
         x,
@@ -178,6 +188,7 @@ def _self_check(
         scale,
         offset=8 * offset if has_offset else None,
         codebook=jnp.asarray(rng.uniform(-1, 1, 16), jnp.float32) if has_table else None,
+        scale_table=table,
         order=jnp.asarray(rng.permutation(channels), jnp.int32) if has_order else None,
         bits=bits,
         group=channels // groups,
@@ -203,7 +214,7 @@ def _check(x: Any, weights: Weights, group: int, out_dtype: Any) -> None:
         raise ValueError(f"bits={bits} of {OP} must be 4 or 8")
     if str(codes.dtype) not in CODE_DTYPES[bits]:
         raise ValueError(f"codes of {codes.dtype} with bits={bits} must be {' or '.join(CODE_DTYPES[bits])}")
-    floats = {"x": x.dtype, "scale": scale.dtype, "out_dtype": out_dtype}
+    floats = {"x": x.dtype, "out_dtype": out_dtype} | ({} if weights.scale_table else {"scale": scale.dtype})
     if offset is not None:
         floats["offset"] = offset.dtype
     for field, dtype in floats.items():
@@ -220,6 +231,12 @@ def _check(x: Any, weights: Weights, group: int, out_dtype: Any) -> None:
     if scale.shape != groups or (offset is not None and offset.shape != groups):
         given = "" if offset is None else f" and offset{offset.shape}"
         raise ValueError(f"scale{scale.shape}{given} must be [N, K / group], {groups} with group={group}")
+    table = weights.scale_table
+    if table is not None and (scale.dtype != jnp.uint8 or table.blocks.shape != (-(-scale.size // SCALES_A_BLOCK),)):
+        raise ValueError(
+            f"scale ({scale.dtype}) with a scale_table of blocks{table.blocks.shape} must be uint8, and have one block "
+            f"for each {SCALES_A_BLOCK} scales"
+        )
     if weights.order is not None and (weights.order.shape != (channels,) or weights.order.dtype != jnp.int32):
         raise ValueError(f"order {weights.order.dtype}{weights.order.shape} must be int32[{channels}]")
     if codebook is None:

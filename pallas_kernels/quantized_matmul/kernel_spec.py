@@ -10,6 +10,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.quantized_matmul.code_ptx import BIAS, decode_float8, decode_int4, decode_int8, look_up
 from pallas_kernels.quantized_matmul.config import Tiles
+from pallas_kernels.quantized_matmul.operands import SCALES_A_BLOCK
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class KernelSpec:
         weights_first: whether weights are the first operand of products with many tokens. Hopper takes that one from
             registers; before it, the second is the one that fewer warps decode each for itself.
         interpret: whether the kernel is interpreted, which knows no PTX.
+        has_scale_table: whether scales are codes.
         has_order: whether x's channels are read in an order of their own.
         has_norm: whether x is normalised first.
         epsilon: of the norm.
@@ -47,6 +49,7 @@ class KernelSpec:
     dtype: Any
     weights_first: bool
     interpret: bool
+    has_scale_table: bool = False
     has_order: bool = False
     has_norm: bool = False
     epsilon: float = 0.0
@@ -105,6 +108,7 @@ class Refs:
     scale: Any
     offset: Any
     codebook: Any
+    scale_table: tuple[Any, ...] | None
     order: Any
     norm: Any
     maxima: Any
@@ -126,17 +130,18 @@ def refs_of(spec: KernelSpec, refs: tuple[Any, ...]) -> Refs:
     """References in the order of the kernel's operands, the results last."""
     given = iter(refs)
     x, codes, scale = next(given), next(given), next(given)
+    offset = next(given) if spec.has_offset else None
+    codebook = next(given) if spec.has_table else None
+    scale_table = (next(given), next(given), next(given)) if spec.has_scale_table else None
     there = (
-        spec.has_offset,
-        spec.has_table,
         spec.has_order,
         spec.has_norm,
         spec.num_maxima > 0,
         spec.has_norm and not spec.counts_squares,
     )
-    offset, codebook, order, norm, maxima, squares = (next(given) if is_there else None for is_there in there)
+    order, norm, maxima, squares = (next(given) if is_there else None for is_there in there)
     results = next(given), next(given, None)
-    return Refs(x, codes, scale, offset, codebook, order, norm, maxima, squares, *results)
+    return Refs(x, codes, scale, offset, codebook, scale_table, order, norm, maxima, squares, *results)
 
 
 def load_x(spec: KernelSpec, refs: Refs, place: Place, index: jax.Array) -> jax.Array:
@@ -177,8 +182,20 @@ def factors(
 ) -> tuple[jax.Array, jax.Array]:
     """float32[out], twice: the scale of a tile of channels, and what is added to code times scale."""
     group = lax.div(index * spec.tiles.into, spec.group) if spec.grouped else jnp.int32(0)
-    scale = refs.scale[first + place.outs, group].astype(jnp.float32)
+    rows = first + place.outs
+    scale = _scales(spec, refs, rows, group)
     shift = scale * -float(spec.bias)
     if spec.has_offset:
-        shift = shift + refs.offset[first + place.outs, group].astype(jnp.float32)
+        shift = shift + refs.offset[rows, group].astype(jnp.float32)
     return scale, shift
+
+
+def _scales(spec: KernelSpec, refs: Refs, rows: jax.Array, group: jax.Array) -> jax.Array:
+    """float32[out]."""
+    stored = refs.scale[rows, group]
+    if refs.scale_table is None:
+        return stored.astype(jnp.float32)
+    book, blocks, offset = refs.scale_table
+    index = rows * (spec.channels // spec.group) + group
+    values = book[stored.astype(jnp.int32)] * blocks[lax.div(index, SCALES_A_BLOCK)]
+    return values + offset[jnp.zeros_like(index)]

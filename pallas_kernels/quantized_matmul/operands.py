@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,28 @@ from pallas_kernels.gated_matmul.reference import ACTIVATIONS
 CODE_LIMITS = {"int8": 127.0, "float8_e4m3fn": 448.0}
 """The largest magnitude of a code that a row of x is rounded to, by dtype."""
 
+SCALES_A_BLOCK = 256
+"""That share a scale of their own where scales are codes."""
+
+
+class ScaleTable(NamedTuple):
+    """What scales ``[N, G]`` stand for that are codes themselves: ``book[code] * blocks[index // 256] + offset``, index
+    counting the scales in C order (double quantisation, arXiv:2305.14314).
+
+    Attributes:
+        book: float32[256].
+        blocks: float32[ceil(N G / 256)].
+        offset: float32[].
+    """
+
+    book: jax.Array
+    blocks: jax.Array
+    offset: jax.Array
+
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["codes", "scale", "offset", "codebook", "order"],
+    data_fields=["codes", "scale", "offset", "codebook", "order", "scale_table"],
     meta_fields=["bits"],
 )
 @dataclass(frozen=True)
@@ -29,6 +48,7 @@ class Weights:
     codebook: jax.Array | None = None
     order: jax.Array | None = None
     bits: int = 4
+    scale_table: ScaleTable | None = None
 
     @property
     def group(self) -> int:
@@ -103,8 +123,13 @@ def gated(out: jax.Array, around: Surroundings) -> jax.Array:
     return ACTIVATIONS[around.activation](out[:, :half]) * out[:, half:]
 
 
-def without_order(x: jax.Array, weights: Weights) -> tuple[jax.Array, Weights]:
-    """The same product with x's channels in the order of the weights."""
+def without_tables(x: jax.Array, weights: Weights) -> tuple[jax.Array, Weights]:
+    """The same product with x's channels in the order of the weights, and with scales that are floats."""
+    if weights.scale_table is not None:
+        book, blocks, offset = weights.scale_table
+        codes = weights.scale.reshape(-1).astype(jnp.int32)
+        values = book[codes] * jnp.repeat(blocks, SCALES_A_BLOCK)[: codes.size] + offset
+        weights = replace(weights, scale=values.reshape(weights.scale.shape), scale_table=None)
     if weights.order is None:
         return x, weights
     return jnp.take(x, weights.order, axis=1, mode="clip"), replace(weights, order=None)

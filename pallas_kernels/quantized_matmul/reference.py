@@ -13,13 +13,13 @@ from pallas_kernels.quantized_matmul.operands import (
     normalised,
     rounded_rows,
     row_maxima,
-    without_order,
+    without_tables,
 )
 
 
 def quantized_matmul_reference(x: jax.Array, weights: Weights, around: Surroundings, out_dtype: Any) -> Any:
     """Same contract as `quantized_matmul`."""
-    x, weights = without_order(normalised(x, around), weights)
+    x, weights = without_tables(normalised(x, around), weights)
     wide = x.astype(jnp.float32)
     if around.act_dtype is not None:
         codes, row_scale = rounded_rows(x, around.act_dtype)

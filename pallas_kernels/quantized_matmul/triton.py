@@ -33,7 +33,9 @@ def check_triton(x: Any, weights: Any, around: Surroundings, device: Device | No
     codes, group = weights.codes, weights.group
     few = x.shape[0] <= FEW_TOKENS
     if device is not None and weights.bits == 8 and group == x.shape[1] and around.is_plain:
-        raise NotImplementedError("XLA converts 8-bit codes with one scale a row while it multiplies; use 'xla'")
+        capability = device.compute_capability
+        if codes.dtype == jnp.int8 or capability is None or capability >= FIRST_WITH_E4M3:
+            raise NotImplementedError("XLA converts 8-bit codes with one scale a row while it multiplies; use 'xla'")
     if x.dtype == jnp.float32:
         raise NotImplementedError("x of float32 would leave the tensor cores; use 'xla', bfloat16 or float16")
     if x.dtype == jnp.float16 and not (few and around.is_plain):
@@ -102,6 +104,7 @@ def _spec_of(x: Any, weights: Weights, around: Surroundings, interpret: bool) ->
         dtype=x.dtype,
         weights_first=device.compute_capability in HOPPER,
         interpret=interpret,
+        has_scale_table=weights.scale_table is not None,
         has_order=weights.order is not None,
         has_norm=around.norm is not None,
         epsilon=around.epsilon,
@@ -127,8 +130,10 @@ def _tiles(device: Device, num_tokens: int, rows: int, channels: int, weights: W
 
 def _operands(spec: KernelSpec, x: jax.Array, weights: Weights, around: Surroundings) -> list[jax.Array]:
     """In the order of `refs_of`."""
-    given: list[jax.Array | None] = [x, weights.codes, weights.scale, weights.offset, weights.codebook, weights.order]
-    given.append(around.norm)
+    given: list[jax.Array | None] = [x, weights.codes, weights.scale, weights.offset, weights.codebook]
+    if weights.scale_table is not None:
+        given += [weights.scale_table.book, weights.scale_table.blocks, weights.scale_table.offset.reshape(1)]
+    given += [weights.order, around.norm]
     if spec.act_dtype is not None:
         given.append(row_maxima(x, around.norm)[None] if around.row_maxima is None else around.row_maxima)
         given.append(sums_of_squares(x) if spec.has_norm else None)

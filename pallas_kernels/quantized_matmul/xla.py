@@ -13,7 +13,7 @@ from pallas_kernels.quantized_matmul.operands import (
     normalised,
     rounded_rows,
     row_maxima,
-    without_order,
+    without_tables,
 )
 from pallas_kernels.quantized_matmul.reference import dequantize
 
@@ -32,7 +32,7 @@ def surrounded(x: jax.Array, weights: Weights, around: Surroundings, out_dtype: 
     Args:
         product: ``(x, weights, out_dtype) -> [M, N]`` of what is not rounded to 8 bits.
     """
-    x, weights = without_order(normalised(x, around), weights)
+    x = normalised(x, around)
     if around.act_dtype is None:
         out = product(x, weights, out_dtype)
     else:
@@ -45,6 +45,7 @@ def product_xla(x: jax.Array, weights: Weights, out_dtype: Any) -> jax.Array:
     """``x . w^T``. One scale a row of 8 bits is applied to the product, and XLA converts the codes while it multiplies.
     Scales of groups, and codes that share bytes, would have it make a copy of all weights: here it is of some rows at a
     time."""
+    x, weights = without_tables(x, weights)
     codes, scale, offset, codebook, bits = (
         weights.codes,
         weights.scale,
@@ -87,6 +88,7 @@ def _per_row(x: jax.Array, codes: jax.Array, scale: jax.Array, offset: jax.Array
 
 def _coded_product(x: jax.Array, weights: Weights, act_dtype: str) -> jax.Array:
     """float32[M, N] of rows rounded to codes; integers add up exactly, so a row does not depend on the others."""
+    x, weights = without_tables(x, weights)
     codes, row_scale = rounded_rows(x, act_dtype)
     total = jnp.int32 if act_dtype == "int8" else jnp.float32
     out = lax.dot_general(codes, weights.codes, (((1,), (1,)), ((), ())), preferred_element_type=total)
@@ -94,4 +96,13 @@ def _coded_product(x: jax.Array, weights: Weights, act_dtype: str) -> jax.Array:
 
 
 def _product(x: jax.Array, weights: jax.Array) -> jax.Array:
+    return lax.platform_dependent(x, weights, cpu=_float32_product, default=_any_product)
+
+
+def _float32_product(x: jax.Array, weights: jax.Array) -> jax.Array:
+    """XLA's CPU backend refuses some products of bfloat16."""
+    return _any_product(x.astype(jnp.float32), weights.astype(jnp.float32))
+
+
+def _any_product(x: jax.Array, weights: jax.Array) -> jax.Array:
     return lax.dot_general(x, weights, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)

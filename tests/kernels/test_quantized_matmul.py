@@ -298,10 +298,11 @@ def test_mistakes_are_named(changes: dict[str, Any], message: str) -> None:
 
 
 SELF_CHECKS = (
-    ("bfloat16", "uint8", 32, True, True, False, False, True, False, None, False),
-    ("bfloat16", "uint8", 32, True, True, False, False, False, False, None, False),
-    ("bfloat16", "int8", 32, False, False, False, False, True, True, "silu", True),
-    ("bfloat16", "float8_e4m3fn", 32, True, False, False, True, True, False, None, False),
+    ("bfloat16", "uint8", 32, True, True, False, False, False, True, False, None, False),
+    ("bfloat16", "uint8", 32, True, True, False, False, False, False, False, None, False),
+    ("bfloat16", "uint8", 32, True, False, True, True, False, True, True, "silu", False),
+    ("bfloat16", "int8", 32, False, False, False, False, False, True, True, "silu", True),
+    ("bfloat16", "float8_e4m3fn", 32, True, False, False, False, True, True, False, None, False),
 )
 
 
@@ -312,7 +313,7 @@ def test_the_self_check_tells_wrong_numbers(case: tuple[Any, ...]) -> None:
         for name, rest in (
             ("triton-interpret", case),
             ("reference", case),
-            ("reference", (*case[:4], not case[4] and case[1] == "uint8", False, not case[6], *case[7:])),
+            ("reference", (*case[:4], not case[4] and case[1] == "uint8", False, False, not case[7], *case[8:])),
         )
     )
     assert difference(got, want) is None
