@@ -44,8 +44,10 @@ ALLOWED = {
         "serving",
     }
     | {"startup"},
+    # It writes what it has trained, and has the engine write texts to learn from.
+    "training": {"foundation", "models", "checkpoint", "tokenizers", "engine", "front"},
     "cli": {"foundation", "models", "engine", "runner", "checkpoint", "planning", "tokenizers", "startup", "serving"}
-    | {"quant", "calibration", "front", "openai", "bench", "evaluation"},
+    | {"quant", "calibration", "front", "openai", "bench", "evaluation", "training"},
 }
 HOST_ONLY = [
     *sorted((ROOT / "jaxinfer/engine").glob("*.py")),
