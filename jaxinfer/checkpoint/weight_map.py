@@ -111,7 +111,8 @@ def place_weights(
     expected = expected_weights(family, config, style)
     packed = {} if layout is None else find_packed(layout, _matrices(family, config, expected), tensors, source)
     parts = {f"{module.name}.{suffix}" for module in packed.values() for suffix in module.tensors}
-    tensors = {name: tensor for name, tensor in tensors.items() if name not in parts}
+    unread = () if layout is None else layout.unread
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in parts and not name.endswith(unread)}
     for name, weight, slot in expected:
         if name in packed:
             placements.append(Placement(packed[name], slot))

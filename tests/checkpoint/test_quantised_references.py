@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from jaxinfer.checkpoint import load_params, open_checkpoint
 from jaxinfer.checkpoint.checkpoint import Checkpoint
@@ -117,6 +118,14 @@ def test_wrong_shapes_are_refused_before_a_weight_is_read(name, suffix, change, 
     folder = broken(data_dir / "quantised" / name, tmp_path, suffix, change)
     with pytest.raises(ValueError, match=message):
         open_checkpoint(folder)
+
+
+def test_scales_of_a_kv_cache_are_left_out(data_dir, tmp_path):
+    shutil.copytree(data_dir / "quantised" / "fp8_block", tmp_path / "copy")
+    scales = {f"model.layers.0.self_attn.{name}_scale": np.ones(1, np.float32) for name in "kv"}
+    save_file(scales, tmp_path / "copy" / "scales.safetensors")
+    whole = load_params(open_checkpoint(data_dir / "quantised" / "fp8_block"), "float32")
+    jax.tree.map(np.testing.assert_array_equal, whole, load_params(open_checkpoint(tmp_path / "copy"), "float32"))
 
 
 def test_unsupported_settings_are_refused_by_name(data_dir, tmp_path):

@@ -85,8 +85,9 @@ def test_four_bits_are_what_a_loop_makes_of_them(kind, channels, row, block, dou
         array.group,
         isinstance(array.scale, CodedScale),
     )
-    one_each = channels * row // array.group == tensors["weight.absmax"].size
-    assert array.group == np.gcd(block, row) and storage.double == (double and one_each)
+    assert array.group == np.gcd(block, row)
+    if tensors["weight.absmax"].size > 1:  # one scale alone says nothing about blocks
+        assert storage.double == (double and row % block == 0)
     np.testing.assert_array_equal(dequantized(array), naive(kind, tensors, channels, row))
 
 

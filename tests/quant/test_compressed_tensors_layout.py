@@ -178,7 +178,7 @@ def test_act_bits_follow_the_activations():
             layout = layout_of(weights, form, group={"input_activations": activations})
         assert layout.storage(64, {}).act_bits == (8 if "static" in told else 16)
     with pytest.warns(UserWarning, match="KV cache is as kv_cache_dtype says"):
-        layout_of(INT4, kv_cache_scheme={"num_bits": 8, "type": "float"})
+        layout_of(INT4, kv_cache_scheme=FLOAT8, quantization_status="frozen")  # as older files say
 
 
 def test_groups_targets_and_ignored_modules():
@@ -225,7 +225,7 @@ def test_weights_that_are_not_read_are_refused_by_name(change, message):
         ({"form": "nvfp4-pack-quantized"}, "format='nvfp4-pack-quantized'"),
         ({"form": "mxfp4-pack-quantized"}, "format='mxfp4-pack-quantized'"),
         ({"form": "mixed-precision"}, "format='mixed-precision'"),
-        ({"quantization_status": "frozen"}, "quantization_status='frozen'"),
+        ({"form": "fakequant"}, "format='fakequant'"),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config with format='sparse-24-bitmask'"),
         ({"transform_config": {"config_groups": {"R1": {}}}}, "transform_config="),
         ({"config_groups": None}, "config_groups=None"),

@@ -38,6 +38,7 @@ class AWQLayout:
     method: str = field(default="awq", init=False)
     names: tuple[str, ...] = field(default=("awq",), init=False)
     ordering: str = field(default="", init=False)
+    unread: tuple[str, ...] = field(default=(), init=False)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "AWQLayout":

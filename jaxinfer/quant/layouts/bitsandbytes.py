@@ -54,6 +54,7 @@ class BitsAndBytesLayout:
     found: Mapping[str, TensorSpec] = field(default_factory=dict, compare=False, repr=False)
     method: str = field(default="bitsandbytes", init=False)
     ordering: str = field(default="", init=False)
+    unread: tuple[str, ...] = field(default=(), init=False)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "BitsAndBytesLayout":

@@ -18,12 +18,12 @@ import numpy as np
 from jaxinfer.quant.array import QuantArray
 from jaxinfer.quant.layouts.compressed_config import Group, read_group
 from jaxinfer.quant.layouts.compressed_scheme import ORDERING, Scheme
+from jaxinfer.quant.layouts.fp8_block import KV_CACHE
 from jaxinfer.quant.layouts.layout import TensorSpec, keep
 from jaxinfer.quant.storage import Storage
 
 METHOD = "compressed-tensors"
 _ALLOWED: dict[str, tuple[Any, ...]] = {
-    "quantization_status": (None, "compressed"),
     "transform_config": (None, {}),
     "moe_sparsity_config": (None,),
 }
@@ -45,6 +45,7 @@ class CompressedTensorsLayout:
     method: str = field(default=METHOD, init=False)
     names: tuple[str, ...] = field(default=(METHOD,), init=False)
     ordering: str = field(default=ORDERING, init=False)
+    unread: tuple[str, ...] = field(default=KV_CACHE, init=False)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "CompressedTensorsLayout":

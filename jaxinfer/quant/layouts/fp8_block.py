@@ -23,6 +23,8 @@ from jaxinfer.quant.storage import Storage
 FP8 = ml_dtypes.float8_e4m3fn
 _SCALES = ("weight_scale_inv", "weight_scale")
 _UNUSED = ("input_scale", "activation_scale", "output_scale")
+KV_CACHE = (".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".q_zero_point", ".k_zero_point", ".v_zero_point")
+"""Endings of static ranges of queries, keys and values, which caches here do not take: a page has its own."""
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     "fmt": (None, "e4m3"),
     "activation_scheme": ("dynamic", "static"),
@@ -51,6 +53,7 @@ class Fp8Layout:
     method: str = field(default="fp8", init=False)
     names: tuple[str, ...] = field(default=("fp8",), init=False)
     ordering: str = field(default="", init=False)
+    unread: tuple[str, ...] = field(default=KV_CACHE, init=False)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "Fp8Layout":

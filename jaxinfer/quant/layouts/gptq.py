@@ -60,6 +60,7 @@ class GPTQLayout:
     method: str = field(default="gptq", init=False)
     names: tuple[str, ...] = field(default=("gptq",), init=False)
     ordering: str = field(default="g_idx", init=False)
+    unread: tuple[str, ...] = field(default=(), init=False)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "GPTQLayout":

@@ -84,6 +84,10 @@ class Layout(Protocol):
         """Suffix of the tensor that says in which order `unpack` stores a module's inputs; "" for never. Modules whose
         `storage` is ordered and that have the same values there have the same order."""
 
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Endings of names of tensors that are no part of a module's matrix and are not needed: scales of KV caches."""
+
     def storage(self, row: int, dtypes: Mapping[str, str]) -> Storage:
         """The format of what `unpack` makes of a module: exactly that of its arrays.
 
