@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxinfer.quant.layouts.compressed_scheme import PACKED, Scheme
+from jaxinfer.quant.layouts.fp8_block import STATIC_ACTIVATIONS
 
 _FORMATS = (PACKED, "int-quantized", "float-quantized", "naive-quantized")
 _WEIGHTS = {
@@ -150,7 +151,7 @@ def _with_activations(name: str, scheme: Scheme, said: Any, notes: list[str]) ->
         notes.append("activations stay in 16 bits")
         return scheme
     if not said.get("dynamic"):
-        notes.append("activations are rounded with a scale for each token in place of the checkpoint's static ones")
+        notes.append(STATIC_ACTIVATIONS)
     return replace(scheme, act_bits=8)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from jaxinfer.quant.array import QuantArray
 from jaxinfer.quant.layouts.compressed_config import Group, read_group
 from jaxinfer.quant.layouts.compressed_scheme import ORDERING, Scheme
-from jaxinfer.quant.layouts.fp8_block import KV_CACHE
+from jaxinfer.quant.layouts.fp8_block import KV_CACHE, STATIC_KV_CACHE
 from jaxinfer.quant.layouts.layout import TensorSpec, keep
 from jaxinfer.quant.storage import Storage
 
@@ -60,7 +60,7 @@ class CompressedTensorsLayout:
         said = config.get("config_groups")
         if not isinstance(said, Mapping) or not said:
             raise ValueError(f"quantization_config of {METHOD} has config_groups={said!r}; it maps names to groups")
-        notes = ["the KV cache is as kv_cache_dtype says"] if config.get("kv_cache_scheme") else []
+        notes = [STATIC_KV_CACHE] if config.get("kv_cache_scheme") else []
         groups = [read_group(name, group, config.get("format"), notes) for name, group in said.items()]
         if notes:
             told = "; ".join(dict.fromkeys(notes))

@@ -7,6 +7,7 @@ with blocks, which is closer to the unquantised model than rounding them; with o
 product can, each token with a scale of its own, and stored ranges are not used.
 """
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,6 +26,8 @@ _SCALES = ("weight_scale_inv", "weight_scale")
 _UNUSED = ("input_scale", "activation_scale", "output_scale")
 KV_CACHE = (".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".q_zero_point", ".k_zero_point", ".v_zero_point")
 """Endings of static ranges of queries, keys and values, which caches here do not take: a page has its own."""
+STATIC_ACTIVATIONS = "activations are rounded with a scale for each token in place of the checkpoint's static ones"
+STATIC_KV_CACHE = "the KV cache is as kv_cache_dtype says"
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     "fmt": (None, "e4m3"),
     "activation_scheme": ("dynamic", "static"),
@@ -57,7 +60,7 @@ class Fp8Layout:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "Fp8Layout":
-        """See `Layout`."""
+        """See `Layout`. Warns of what is rounded in another way."""
         keep(config, _ALLOWED, "fp8")
         block = config.get("weight_block_size")
         if block is not None and not (
@@ -67,6 +70,10 @@ class Fp8Layout:
                 f"quantization_config of fp8 has weight_block_size={block!r}, which must be two positive numbers, "
                 "or null for one scale a matrix"
             )
+        notes = [STATIC_ACTIVATIONS] if config.get("activation_scheme") == "static" else []
+        notes += [STATIC_KV_CACHE] if config.get("kv_cache_scheme") else []
+        if notes:
+            warnings.warn(f"the checkpoint's fp8 config is not followed in all: {'; '.join(notes)}", stacklevel=2)
         key = "modules_to_not_convert" if config.get("modules_to_not_convert") is not None else "ignored_layers"
         return cls(
             block=None if block is None else (block[0], block[1]),
