@@ -26,8 +26,8 @@ FORMATS = {
     "ct_fp8": {"fp8 per output channel"},
     "ct_fp8_static": {"fp8 per output channel"},
     "bnb_int8": {"int8 per output channel"},
-    "bnb_nf4": {"nf4 in groups of 64"},
-    "bnb_fp4": {"fp4 in groups of 64"},
+    "bnb_nf4": {"nf4 per output channel", "nf4 in groups of 64"},
+    "bnb_fp4": {"fp4 per output channel", "fp4 in groups of 64"},
     "fp8_block": {"fp8 per output channel", "fp8 in groups of 64"},
 }
 """Name -> the formats of its matrices, apart from what activations are rounded to."""

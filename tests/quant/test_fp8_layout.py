@@ -42,9 +42,9 @@ def test_blocks_end_with_the_matrix(block, channels, row, seed):
 def test_one_scale_a_matrix(name, shape):
     codes = np.linspace(-4, 4, 96).reshape(4, 24).astype(ml_dtypes.float8_e4m3fn)
     tensors = {"weight": codes, name: np.full(shape, 0.5, np.float32), "input_scale": np.ones(1, np.float32)}
-    layout = Fp8Layout.from_config(
-        {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
-    )
+    config = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
+    with pytest.warns(UserWarning, match="a scale for each token in place of the checkpoint's static ones"):
+        layout = Fp8Layout.from_config(config)
     own = layout.of("model.x", {suffix: TensorSpec(value.shape, str(value.dtype)) for suffix, value in tensors.items()})
     specs = own.shapes(4, 24)
     assert specs[name].shape == shape and specs["input_scale"].shape == (1,) and not specs["input_scale"].required
