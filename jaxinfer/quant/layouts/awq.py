@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.quant.array import QuantArray
-from jaxinfer.quant.layouts.layout import TensorSpec, keep
+from jaxinfer.quant.layouts.layout import FLOATS, TensorSpec, keep
 from jaxinfer.quant.layouts.words import codes_of, transposed, words_of
 from jaxinfer.quant.layouts.zero_points import half_scales, offsets_of, zero_points
 from jaxinfer.quant.quantize import unpack_nibbles
-from jaxinfer.quant.storage import Storage
+from jaxinfer.quant.storage import FloatType, Storage
 
 BITS, PER_WORD = 4, 8
 OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -42,9 +42,10 @@ class AWQLayout:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "AWQLayout":
-        """Reads AutoAWQ's settings, also by the names of its own quant_config.json."""
+        """Reads AutoAWQ's settings, also by the names of its own quant_config.json, and GPTQModel's."""
         said = {"bits": config.get("w_bit", 4), "group_size": config.get("q_group_size", 128), **config}
-        said["version"] = str(said.get("version") or "gemm").lower()
+        version = said.get("version") or said.get("checkpoint_format") or said.get("format") or "gemm"
+        said["version"] = str(version).lower()
         keep(said, {"version": ("gemm",), "bits": (BITS,), "zero_point": (True, None)}, "awq")
         group, skipped = said["group_size"], said.get("modules_to_not_convert") or ()
         if isinstance(group, bool) or not isinstance(group, int) or (group != -1 and (group < 2 or group % 2)):
@@ -88,12 +89,13 @@ class AWQLayout:
         return {
             "qweight": TensorSpec((row, words), "int32"),
             "qzeros": TensorSpec((groups, words), "int32"),
-            "scales": TensorSpec((groups, channels), "float16"),
+            "scales": TensorSpec((groups, channels), FLOATS),
         }
 
     def storage(self, row: int, dtypes: Mapping[str, str]) -> Storage:
         """Asymmetric int4 with the file's scales."""
-        return Storage("int4", self._group(row), symmetric=False, scales="float16", offsets="float32")
+        scales: FloatType = dtypes["scales"]  # type: ignore[assignment]
+        return Storage("int4", self._group(row), symmetric=False, scales=scales, offsets="float32")
 
     def unpack(self, tensors: Mapping[str, np.ndarray], channels: int, row: int) -> QuantArray:
         """See `Layout.unpack`."""
@@ -114,7 +116,7 @@ class AWQLayout:
         )
 
     def pack(self, array: QuantArray) -> dict[str, np.ndarray]:
-        """See `Layout.pack`."""
+        """See `Layout.pack`. Scales are stored in float16."""
         channels, row = array.channels, array.row
         specs = self.shapes(channels, row)
         if array.bits != BITS or array.codebook is not None or array.offset is None or array.order is not None:
