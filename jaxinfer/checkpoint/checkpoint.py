@@ -11,7 +11,7 @@ from jaxinfer.checkpoint import gguf_config, hf_directory, orbax_directory
 from jaxinfer.checkpoint.gguf import read_gguf
 from jaxinfer.checkpoint.orbax_directory import StoredLeaf
 from jaxinfer.checkpoint.packed_module import PackedModule
-from jaxinfer.checkpoint.quantization_config import stored_layout
+from jaxinfer.checkpoint.quantization_config import QUANTIZATION_KEYS, stored_layout
 from jaxinfer.checkpoint.safetensors import refuse_others
 from jaxinfer.checkpoint.tensor import Tensor, stored_dtype
 from jaxinfer.checkpoint.weight_map import (
@@ -129,7 +129,7 @@ def _open_directory(path: Path, needs_weights: bool) -> Checkpoint:
     layout = stored_layout(path, said)
     with reading(path / "config.json"):
         config = wrapper.text_config(said)
-        config.pop("quantization_config", None)
+        config = {key: value for key, value in config.items() if key not in QUANTIZATION_KEYS}
         family = family_of_hf_config(config)
         model_config = family.model_config(config)
     vocab_size = model_config.vocab_size

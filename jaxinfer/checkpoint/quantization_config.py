@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from jaxinfer.quant.layouts.layout import Layout
 
 # Keys of config.json, and files beside it that older tools write, with the method that they are of.
-_KEYS = ("quantization_config", "compression_config")
+QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 _FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
@@ -25,7 +25,7 @@ def stored_layout(path: Path, config: Mapping[str, Any]) -> "Layout | None":
         ValueError: the method or one of its settings is not supported; names file, setting and remedy.
     """
     parts = [part for part in (config, config.get("text_config")) if isinstance(part, Mapping)]
-    places = [(path / "config.json", part.get(key)) for part in parts for key in _KEYS]
+    places = [(path / "config.json", part.get(key)) for part in parts for key in QUANTIZATION_KEYS]
     places += [
         (path / name, {"quant_method": method, **read_json(path / name)})
         for name, method in _FILES.items()
