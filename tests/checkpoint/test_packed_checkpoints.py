@@ -284,14 +284,26 @@ def test_matrices_that_are_stored_the_other_way_round_are_refused(make_case: Cal
             r"q_proj\.weight \[64, 64\] missing",
         ),
         (lambda t: t.pop("model.norm.weight"), r"model\.norm\.weight \[64\] missing"),
+        (lambda t: t.pop("lm_head.weight"), r"lm_head\.weight \[64, 64\] missing"),
     ],
-    ids=["missing", "shape", "dtype", "int64", "extra", "module", "norm"],
+    ids=["missing", "shape", "dtype", "int64", "extra", "module", "norm", "head"],
 )
 def test_tensors_that_do_not_fit_are_named(
     edit: Callable[[dict[str, np.ndarray]], Any], message: str, copy: Callable[..., Path]
 ) -> None:
     with pytest.raises(ValueError, match=message):
         open_checkpoint(copy("awq_gemm", edit))
+
+
+def test_a_quantised_head_of_a_model_that_ties_it_is_refused(copy: Callable[..., Path]) -> None:
+    """Field case 22: the head is the embedding; a float copy of it may be there, and is in this checkpoint."""
+
+    def edit(tensors: dict[str, np.ndarray]) -> None:
+        head = quantize(np.asarray(tensors.pop("lm_head.weight"), np.float32), 1, Storage("int4", symmetric=False))
+        tensors |= {f"lm_head.{suffix}": tensor for suffix, tensor in AWQLayout(-1).pack(head).items()}
+
+    with pytest.raises(ValueError, match=r"lm_head\.\w+ \[\d+, \d+\].* has no place in the model"):
+        open_checkpoint(copy("awq_row", edit))
 
 
 def test_values_that_are_impossible_name_module_and_tensor(copy: Callable[..., Path]) -> None:
