@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(facts, ensure_ascii=False))
     else:
-        print("\n".join(f"{label + ':':<20}{text}" for label, text in _lines(facts)))
+        print("\n".join(f"{label + ':':<19} {text}" for label, text in _lines(facts)))
     return 0
 
 
