@@ -76,6 +76,12 @@ def act_dtype(weight: QuantArray) -> str | None:
     return str(weight.codes.dtype)
 
 
+def rounds_activations(params: Any) -> bool:
+    """Whether the current device rounds activations for some of a tree's products."""
+    leaves = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, QuantArray))
+    return any(isinstance(leaf, QuantArray) and act_dtype(leaf) is not None for leaf in leaves)
+
+
 def _scales(weight: QuantArray) -> tuple[jax.Array, ScaleTable | None]:
     """`[N, K / group]`, and what they stand for where they are codes."""
     scale = weight.scale

@@ -20,6 +20,7 @@ from jaxinfer.planning.memory import (
     num_kv_blocks_override,
 )
 from jaxinfer.planning.step_memory import step_memory
+from jaxinfer.quant.gpu_matmul import rounds_activations
 from jaxinfer.quant.plan import QuantPlan
 from jaxinfer.runner.buckets import token_buckets
 from jaxinfer.runner.kv_support import require_kv_dtype, slow_pool
@@ -73,7 +74,7 @@ def engine_config(
         total_bytes=memory.total,
         free_bytes=min(free, memory.total),
         weight_bytes=weights,
-        activation_bytes=activation_bytes(model, scheduler, dtype, args.block_size),
+        activation_bytes=activation_bytes(model, scheduler, dtype, args.block_size, rounds_activations(shapes)),
         utilization=args.gpu_memory_utilization,
     )
     kv_dtype = dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
@@ -104,14 +105,18 @@ def tree_bytes(leaves: Iterable[jax.ShapeDtypeStruct]) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
-def activation_bytes(model: ModelConfig, scheduler: SchedulerConfig, dtype: str, block_size: int = 16) -> int:
-    """What the largest step holds beside weights and cache, in bytes, the sampler's state included."""
+def activation_bytes(
+    model: ModelConfig, scheduler: SchedulerConfig, dtype: str, block_size: int = 16, rounds: bool = False
+) -> int:
+    """What the largest step holds beside weights and cache, in bytes, the sampler's state included; `rounds`: whether
+    activations are rounded to 8 bits."""
     return step_memory(
         model,
         num_tokens=scheduler.max_num_batched_tokens,
         num_rows=scheduler.max_num_seqs,
         table_width=-(-scheduler.max_model_len // block_size),
         itemsize=jax.numpy.dtype(dtype).itemsize,
+        rounds=rounds,
     ).total
 
 
