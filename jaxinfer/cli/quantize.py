@@ -145,7 +145,7 @@ def _summary(done: "Quantization") -> str:
     """A table of the layers' errors, and a line on the whole."""
     share = done.nbytes / done.bytes_before
     line = (
-        f"{done.path}: {done.layout}; {done.num_params:,} parameters, the others in {done.dtype}; "
+        f"{done.path}: {done.layout}, the rest in {done.dtype}; {done.num_params:,} parameters, "
         f"{done.bytes_before:,} bytes before, {done.nbytes:,} after ({100 * share:.1f} %)"
     )
     return "\n".join([*_error_table(done.errors), line])
