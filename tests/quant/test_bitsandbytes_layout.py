@@ -171,6 +171,13 @@ def test_settings_that_are_not_read_are_refused_by_name(config, message):
         BitsAndBytesLayout.from_config(config)
 
 
+def test_transformers_arguments_that_agree():
+    """`load_in_4bit=True` alone is "fp4" there, and fits a checkpoint of either type."""
+    four = {kind: BitsAndBytesLayout.from_config(FOUR | {"bnb_4bit_quant_type": kind}).names for kind in ("nf4", "fp4")}
+    assert "fp4" in four["nf4"] and "nf4" in four["nf4"] and "nf4" not in four["fp4"]
+    assert BitsAndBytesLayout.from_config(EIGHT).names == ("bitsandbytes", "int8")
+
+
 def test_which_modules_are_in_floats():
     default = BitsAndBytesLayout.from_config(EIGHT)
     assert default.covers("model.layers.0.mlp.gate_proj") and not default.covers("lm_head")

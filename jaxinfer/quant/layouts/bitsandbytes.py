@@ -83,8 +83,9 @@ class BitsAndBytesLayout:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """See `Layout`."""
-        return ("bitsandbytes", self.kind)
+        """See `Layout`. `load_in_4bit` without a type is "fp4", as in transformers, where a checkpoint's own type is
+        taken then."""
+        return ("bitsandbytes", self.kind) if self.kind != "nf4" else ("bitsandbytes", "nf4", "fp4")
 
     def __str__(self) -> str:
         return f"bitsandbytes {self.kind}" + (", quantised scales" if self.double else "")
