@@ -2,6 +2,7 @@
 beginning."""
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -124,7 +125,10 @@ class QuantisedFiles:
         for tensor in self._plan[leaf]:
             rows = [part_rows(tensor.file.name, slot, values) for slot in tensor.slots]
             with np.errstate(over="ignore"):
-                self._put(tensor.file, np.concatenate(rows) if len(rows) > 1 else rows[0])
+                stored = np.concatenate(rows).astype(tensor.file.numpy_dtype, copy=False)
+            if tensor.file.dtype == "float16" and not np.isfinite(stored).all():
+                warnings.warn(f"{tensor.file.name!r} has values beyond float16's 65504; use bfloat16", stacklevel=2)
+            self._put(tensor.file, stored)
 
     def sync(self) -> None:
         """Has what was written so far put on the disk."""

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from jaxinfer.progress_bar import ProgressBar
 from jaxinfer.quant.array import QuantArray
 from jaxinfer.quant.quantize import dequantized
 
+ERROR_CHUNK = 1 << 22  # values that errors are counted over at a time
 LAYERS = "layers"
 """Folder of the layers that a calibrated method is done with."""
 
@@ -299,7 +300,19 @@ class _Run:
 
 def _relative_error(values: np.ndarray, stored: QuantArray) -> float:
     """``|W' - W|^2 / |W|^2``; 0 for a matrix of zeros."""
-    original = np.asarray(values, np.float32).reshape(-1)
-    difference = dequantized(stored).reshape(-1) - original
-    norm = float(np.dot(original, original))
-    return float(np.dot(difference, difference)) / norm if norm else 0.0
+    rows = values.reshape(stored.channels, stored.row)
+    parts = [
+        None if part is None else np.asarray(part).reshape(stored.channels, -1)
+        for part in (stored.codes, stored.scale, stored.offset)
+    ]
+    step = max(1, ERROR_CHUNK // stored.row)
+    lost = norm = 0.0
+    for start in range(0, stored.channels, step):
+        original = rows[start : start + step].astype(np.float32).reshape(-1)
+        codes, scale, offset = (None if part is None else part[start : start + step] for part in parts)
+        shape = original.size // stored.row, stored.row
+        chunk = replace(stored, codes=codes, scale=scale, offset=offset, shape=shape, axis=1)
+        difference = dequantized(chunk).reshape(-1) - original
+        lost += float(np.dot(difference, difference))
+        norm += float(np.dot(original, original))
+    return lost / norm if norm else 0.0

@@ -1,8 +1,9 @@
 """`jaxinfer quantize`: a checkpoint of fewer bits."""
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from jaxinfer.checkpoint.quantize import quantize_checkpoint
 
-    with tidy_end():
+    with tidy_end(), _told_how_to_go_on(arguments.output):
         done = quantize_checkpoint(
             find_model(arguments.model, arguments),
             arguments.output,
@@ -99,6 +100,18 @@ def run(arguments: argparse.Namespace) -> int:
         )
     print(_summary(done))
     return 0
+
+
+@contextlib.contextmanager
+def _told_how_to_go_on(output: Path) -> Iterator[None]:
+    from jaxinfer.checkpoint.resumable_directory import partial_of
+
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if partial_of(output).exists():
+            print(f"jaxinfer: stopped; the same command goes on with {partial_of(output)}", file=sys.stderr)
+        raise
 
 
 def _add_format(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxinfer.checkpoint import load_params, open_checkpoint
+from jaxinfer.checkpoint import load_params, open_checkpoint, quantize
 from jaxinfer.checkpoint.convert import convert_checkpoint
 from jaxinfer.checkpoint.quantize import quantize_checkpoint
 from jaxinfer.checkpoint.safetensors import read_safetensors
@@ -81,6 +81,17 @@ def test_what_is_written_is_what_is_rounded_while_loading(method, data_dir, tmp_
     assert len(done.errors) == 8 and all(0 < one.error < 0.03 and one.rounded is None for one in done.errors)
 
 
+def test_errors_are_those_of_the_values(data_dir, tmp_path, monkeypatch, stored_params):
+    monkeypatch.setattr(quantize, "ERROR_CHUNK", 500)  # several pieces, the last of them shorter
+    done = quantize_checkpoint(data_dir / "tiny_qwen2", tmp_path / "out", "int4", dtype="float32", symmetric=False)
+    original, written = load_params(open_checkpoint(data_dir / "tiny_qwen2"), "float32"), stored_params(done.path)
+    for one in done.errors:
+        layer, module, name, _ = one.path.split("/")
+        before = np.asarray(original[layer][module][name]["kernel"], np.float64)
+        after = dequantized(written[layer][module][name]["kernel"])
+        assert one.error == pytest.approx(((after - before) ** 2).sum() / (before**2).sum(), rel=1e-5)
+
+
 @pytest.mark.parametrize(("family", "method"), FAMILIES)
 def test_families(family, method, make_case, tmp_path, stored_params):
     """Experts; norms that add 1, and a tied head; projections that the file has fused; rotary channels in pairs."""
@@ -118,6 +129,12 @@ def test_other_sources(gguf_twin, data_dir, tmp_path, stored_params):
     convert_checkpoint(data_dir / "tiny_llama", tmp_path / "orbax", "orbax")
     quantize_checkpoint(tmp_path / "orbax", tmp_path / "from_orbax", "int8", dtype="float32")
     assert_same(stored_params(tmp_path / "from_orbax"), rounded(data_dir / "tiny_llama", "int8", {}))
+
+
+def test_values_beyond_float16_are_told(hf_copy, tmp_path):
+    source = hf_copy("tiny_llama", lambda tensors: tensors["model.norm.weight"].__imul__(1e6))
+    with pytest.warns(UserWarning, match="'model.norm.weight' has values beyond float16's 65504"):
+        quantize_checkpoint(source, tmp_path / "out", "int8", dtype="float16")
 
 
 def test_weights_that_are_not_finite_are_named_and_nothing_is_left(hf_copy, tmp_path):
