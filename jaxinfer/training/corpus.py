@@ -165,6 +165,16 @@ def batches(rows: PackedRows, batch_size: int) -> Iterator[dict[str, np.ndarray]
         }
 
 
+def mean_over(rows: PackedRows, batch_size: int, sums_of: Callable[[Any], Any]) -> dict[str, float]:
+    """Means over the tokens of rows, of what a `make_evaluation` sums up."""
+    total: dict[str, float] = {}
+    for batch in batches(rows, batch_size):
+        for name, value in sums_of(batch).items():
+            total[name] = total.get(name, 0.0) + float(value)
+    weight = max(total.pop("weight"), 1.0)
+    return {name: value / weight for name, value in total.items()}
+
+
 def _packed(options: DataOptions, tokenizer: Tokenizer, files: tuple[Path, ...]) -> PackedRows:
     return pack(encode_rows(read_rows(files), tokenizer), options.seq_len)
 

@@ -1,7 +1,6 @@
 """Distillation: a smaller model learns a larger one's distributions."""
 
 import shutil
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,8 +16,8 @@ from jaxinfer.checkpoint.leaf_shapes import flat, leaf_shapes, nested
 from jaxinfer.checkpoint.load import resolve_dtype
 from jaxinfer.checkpoint.resumable_directory import Work
 from jaxinfer.progress_bar import ProgressBar
-from jaxinfer.training.corpus import Corpus, DataOptions, batches
-from jaxinfer.training.curve import PICTURE, TABLE, TrainingLog, plot_curves, write_table
+from jaxinfer.training.corpus import Corpus, DataOptions, mean_over
+from jaxinfer.training.curve import TrainingLog, write_curves
 from jaxinfer.training.distillation_loss import OBJECTIVES, DistillationLoss, Objective, TextLoss, top_scores
 from jaxinfer.training.export import write_model
 from jaxinfer.training.job_folder import check_resume, job_folder
@@ -263,8 +262,8 @@ class _Run:
             return
         evaluate = make_evaluation(TextLoss(self._teacher.config), self._mesh)
         params = self._params(progress)
-        nll = mean_nll(held_out, self._training.batch_size, lambda batch: evaluate(params, {}, batch))
-        self._work.save({**self._work.progress, "teacher_nll": nll})
+        means = mean_over(held_out, self._training.batch_size, lambda batch: evaluate(params, {}, batch))
+        self._work.save({**self._work.progress, "teacher_nll": means["nll"]})
 
     def _start(self, progress: bool) -> dict[str, Any]:
         """What is trained, before the first step; zeros where a checkpoint will take their place."""
@@ -289,17 +288,13 @@ class _Run:
 
         def measure(state: Any) -> dict[str, float]:
             sums = lambda batch: evaluate(state.trained["model"], {}, batch)  # noqa: E731
-            return {"eval_nll": mean_nll(held_out, self._training.batch_size, sums)}
+            return {"eval_nll": mean_over(held_out, self._training.batch_size, sums)["nll"]}
 
         return measure
 
     def _write(self, output: Path, params: Params, log: TrainingLog) -> Distillation:
         folder, checkpoint = self._work.folder, self._student.checkpoint
-        write_table(log.entries, folder / TABLE)
-        try:
-            plot_curves(log.entries, output.name, folder / PICTURE)
-        except RuntimeError as error:
-            warnings.warn(f"{PICTURE} was not drawn: {error}", stacklevel=2)
+        write_curves(log.entries, output.name, folder)
         own = checkpoint if checkpoint.has_weights else self._teacher.checkpoint
         write_model(folder, checkpoint, own, params, resolve_dtype(self._options.save_dtype, checkpoint.dtype, "any"))
         measured = [entry["eval_nll"] for entry in log.entries if "eval_nll" in entry]
@@ -310,12 +305,6 @@ class _Run:
             recovered = (start - final) / (start - teacher)
         size = sum(leaf.size for leaf in flat(params).values())
         return Distillation(output, size, self._training.pace.steps, teacher, start, final, recovered)
-
-
-def mean_nll(rows: PackedRows, batch_size: int, sums_of: Callable[[Any], Any]) -> float:
-    """Mean negative log-probability of the rows' tokens, of a `make_evaluation` of `TextLoss`."""
-    found = [jax.device_get(sums_of(batch)) for batch in batches(rows, batch_size)]
-    return float(sum(sums["nll"] for sums in found) / max(sum(sums["weight"] for sums in found), 1.0))
 
 
 def _score(config: Any, k: int, temperature: float, params: Any, batch: Any) -> Any:
