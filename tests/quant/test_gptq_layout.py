@@ -238,7 +238,7 @@ def test_which_modules_are_quantised() -> None:
         ({"checkpoint_format": "marlin"}, "checkpoint_format='marlin'"),
         ({"format": "bitblas"}, "checkpoint_format='bitblas'"),
         ({"is_marlin_format": True}, "is_marlin_format=True"),
-        ({"dynamic": {"-:.*down.*": {}}}, "dynamic="),
+        ({"dynamic": {"+:.*down.*": {"bits": 8}}}, "dynamic with"),
         ({"pack_dtype": "int16"}, "pack_dtype='int16'"),
         ({"group_size": "128"}, "group_size='128'"),
         ({"modules_in_block_to_quantize": "all"}, "modules_in_block_to_quantize='all'"),

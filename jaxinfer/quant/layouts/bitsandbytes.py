@@ -31,7 +31,9 @@ _INVERSE_127 = np.float32(1 / 127)
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     "llm_int8_has_fp16_weight": (False,),
     "bnb_4bit_quant_type": ("nf4", "fp4"),
-    "bnb_4bit_use_double_quant": (True, False),
+    "bnb_4bit_use_double_quant": (True, False, None),
+    "load_in_8bit": (True, False, None),
+    "load_in_4bit": (True, False, None),
 }
 
 
