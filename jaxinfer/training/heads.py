@@ -131,7 +131,9 @@ class Eagle:
 
     def start(self, model: Teacher, params: Params, seed: int) -> Params:
         """Fresh parameters."""
-        return init_eagle(eagle_config(model.config), jax.random.key(seed), use_bias=self.use_bias)
+        config = eagle_config(model.config)
+        params: Params = jax.jit(lambda key: init_eagle(config, key, use_bias=self.use_bias))(jax.random.key(seed))
+        return params
 
     def loss(self, model: Teacher) -> Loss:
         """Smooth L1 and cross-entropy."""

@@ -98,7 +98,7 @@ def test_a_failed_run_keeps_what_is_done(
 
     monkeypatch.setattr(training_run, "save_state", full)
     with pytest.raises(RuntimeError, match="No space left on device; what is done stays in .*give --resume"):
-        distill(teacher, tmp_path / "out", data, training(4), student_layers=1)
+        distill(teacher, tmp_path / "out", data, training(4, save_every=2), student_layers=1)
     assert (partial_of(tmp_path / "out") / "checkpoints" / "step_2").is_dir()
 
 

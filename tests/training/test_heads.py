@@ -3,11 +3,11 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -16,8 +16,8 @@ from jaxinfer.checkpoint.eagle_head import read_eagle
 from jaxinfer.checkpoint.leaf_shapes import flat
 from jaxinfer.checkpoint.medusa_heads import read_medusa
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.models.eagle import eagle_config, init_eagle
-from jaxinfer.models.medusa import MedusaConfig, init_medusa
+from jaxinfer.models.eagle import eagle_config
+from jaxinfer.models.medusa import MedusaConfig, MedusaHeads, init_medusa
 from jaxinfer.models.sequence import SequenceDecoder
 from jaxinfer.training.corpus import DataOptions
 from jaxinfer.training.head_losses import EagleLoss, MedusaLoss, model_features
@@ -37,7 +37,8 @@ def log_softmax(logits: Any) -> np.ndarray:
 
 def features_and_logits(config: ModelConfig, params: Any) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
     """The model's last hidden states after its norm, by its definition, and its output head."""
-    x = np.asarray(SequenceDecoder(config).hidden(params, jnp.array(IDS), jnp.array(SEGMENTS)), np.float64)
+    run = jax.jit(SequenceDecoder(config).hidden)
+    x = np.asarray(run(params, IDS, SEGMENTS), np.float64)
     normed = x / np.sqrt((x**2).mean(-1, keepdims=True) + config.rms_norm_eps) * params["final_norm"]["scale"]
     return normed, lambda hidden: hidden @ params["lm_head"]["kernel"].astype(np.float64).T
 
@@ -47,7 +48,7 @@ def test_medusa_loss_by_hand(small_config: ModelConfig, random_params: Any) -> N
     heads = MedusaConfig(32, 258, num_heads=2, num_layers=2)
     rng = np.random.default_rng(0)
     trained = jax.tree.map(lambda leaf: 0.1 * rng.standard_normal(leaf.shape).astype(np.float32), init_medusa(heads))
-    sums = MedusaLoss(small_config, heads, 0.5)(trained, params, {"ids": IDS, "segments": SEGMENTS})
+    sums = jax.jit(MedusaLoss(small_config, heads, 0.5).__call__)(trained, params, {"ids": IDS, "segments": SEGMENTS})
     normed, head = features_and_logits(small_config, params)
     expected, hits = 0.0, [0, 0]
     for k in (0, 1):
@@ -105,7 +106,7 @@ def test_eagle_file_and_loss_by_hand(
     params = random_params(small_config, 1)
     model = Teacher(write_checkpoint(small_config, params), "float32")
     rng = np.random.default_rng(0)
-    fresh = init_eagle(eagle_config(small_config), jax.random.key(0))
+    fresh = Eagle().start(model, params, 0)
     trained = jax.tree.map(lambda leaf: leaf + 0.1 * rng.standard_normal(leaf.shape).astype(np.float32), fresh)
     folder = tmp_path / "eagle"
     folder.mkdir()
@@ -123,7 +124,8 @@ def test_eagle_file_and_loss_by_hand(
     for path, leaf in flat(trained).items():
         assert np.array_equal(flat(read)[path], leaf), path
 
-    sums = EagleLoss(small_config, config, noise=0.0)(read, params, {"ids": IDS, "segments": SEGMENTS})
+    loss = jax.jit(EagleLoss(small_config, config, noise=0.0).__call__)
+    sums = loss(read, params, {"ids": IDS, "segments": SEGMENTS})
     normed, head = features_and_logits(small_config, params)
     expected = {"regression": 0.0, "classification": 0.0, "top1": 0.0}
     for row, first, end in ((0, 0, 5), (0, 5, 8), (1, 0, 6)):
@@ -203,13 +205,11 @@ def test_medusa_files_with_and_without_output_matrices(tmp_path: Path) -> None:
 
 def test_fresh_medusa_heads_say_what_the_model_says(small_config: ModelConfig, random_params: Any) -> None:
     params = random_params(small_config, 1)
-    features = model_features(small_config, params, jnp.array(IDS), jnp.array(SEGMENTS))
+    features = jax.jit(partial(model_features, small_config))(params, IDS, SEGMENTS)
     heads = MedusaConfig(32, 258, 1, own_heads=True)
-    from jaxinfer.models.medusa import MedusaHeads
-
     fresh = init_medusa(heads, params["lm_head"]["kernel"])
-    (logits,) = MedusaHeads(heads).apply({"params": fresh}, features[0])
-    expected = SequenceDecoder(small_config)(params, jnp.array(IDS), jnp.array(SEGMENTS))[0]
+    (logits,) = jax.jit(MedusaHeads(heads).apply)({"params": fresh}, features[0])
+    expected = jax.jit(SequenceDecoder(small_config).__call__)(params, IDS, SEGMENTS)[0]
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
