@@ -17,12 +17,10 @@ import numpy as np
 
 from jaxinfer.quant.array import QuantArray
 from jaxinfer.quant.layouts.layout import FLOATS, TensorSpec, keep
-from jaxinfer.quant.layouts.words import codes_of, transposed, words_of
+from jaxinfer.quant.layouts.words import codes_of, inputs_in_order, rows_in_order, transposed, words_of
 from jaxinfer.quant.layouts.zero_points import half_scales, offsets_of, zero_points
-from jaxinfer.quant.quantize import pack_nibbles, unpack_nibbles
 from jaxinfer.quant.storage import FloatType, Storage
 
-ROWS_AT_A_TIME = 256
 NEGATIVE = "-:"
 """Begins a rule of GPTQModel's `dynamic` that names modules which are not quantised; others change their settings."""
 SUPPORTED: Mapping[str, tuple[Any, ...]] = {
@@ -202,7 +200,7 @@ class GPTQLayout:
         groups = np.empty(row, np.int32)
         groups[order] = np.arange(row, dtype=np.int32) // array.group
         if array.order is not None:
-            codes = _in_order(codes, np.argsort(order), self.bits)
+            codes = inputs_in_order(codes, np.argsort(order), self.bits)
         zero = transposed(zero)
         if not self.plain_zeros and not self.borrowing:
             zero = (zero - np.uint8(1)) & np.uint8(2 * middle - 1)
@@ -302,25 +300,4 @@ def _sorted(words: np.ndarray, order: np.ndarray, bits: int) -> np.ndarray:
     stored = np.empty((4 * rows, channels), np.uint8)  # an input, or two, a row
     for place in range(4):
         stored[place::4] = words.view(np.uint8)[:, place::4]
-    if bits == 8:
-        return transposed(stored[order])
-    out = np.empty_like(stored)
-    for start in range(0, len(out), ROWS_AT_A_TIME):
-        part = slice(start, start + ROWS_AT_A_TIME)
-        even, odd = (
-            stored[inputs // 2] >> (inputs % 2 * 4).astype(np.uint8)[:, None]
-            for inputs in (order[0::2][part], order[1::2][part])
-        )
-        out[part] = (even & 15) | (odd << 4)
-    return transposed(out)
-
-
-def _in_order(packed: np.ndarray, order: np.ndarray, bits: int) -> np.ndarray:
-    """Codes ``[N, K]``, packed along K, with input ``order[j]`` in place j."""
-    if bits == 8:
-        return packed[:, order]
-    out = np.empty_like(packed)
-    for start in range(0, len(packed), ROWS_AT_A_TIME):
-        part = slice(start, start + ROWS_AT_A_TIME)
-        out[part] = pack_nibbles(unpack_nibbles(packed[part])[:, order])
-    return out
+    return transposed(rows_in_order(stored, order, bits))
