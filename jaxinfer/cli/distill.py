@@ -99,6 +99,14 @@ def _add_objective(group: Any) -> None:
     add("--temperature", type=float, default=1.0, metavar="T", help="of both distributions. Default: 1.")
     add("--hidden-weight", type=float, default=0.0, metavar="W", help="of the last layers' difference. Default: 0.")
     add(
+        "--on-policy",
+        type=human_int,
+        default=0,
+        metavar="N",
+        help="with generate: the student writes the texts, --num-texts of them anew every N steps. Default: 0, the "
+        "teacher does.",
+    )
+    add(
         "--top-k",
         type=human_int,
         default=0,
@@ -253,7 +261,7 @@ def _training(arguments: argparse.Namespace) -> "TrainOptions":
 def _objective(arguments: argparse.Namespace) -> "DistillOptions":
     from jaxinfer.training.distill import DistillOptions
 
-    names = ("objective", "temperature", "hidden_weight", "top_k", "save_dtype")
+    names = ("objective", "temperature", "hidden_weight", "top_k", "on_policy", "save_dtype")
     return DistillOptions(**{name: getattr(arguments, name) for name in names})
 
 

@@ -132,8 +132,8 @@ class Eagle:
     def start(self, model: Teacher, params: Params, seed: int) -> Params:
         """Fresh parameters."""
         config = eagle_config(model.config)
-        params: Params = jax.jit(lambda key: init_eagle(config, key, use_bias=self.use_bias))(jax.random.key(seed))
-        return params
+        fresh: Params = jax.jit(lambda key: init_eagle(config, key, use_bias=self.use_bias))(jax.random.key(seed))
+        return fresh
 
     def loss(self, model: Teacher) -> Loss:
         """Smooth L1 and cross-entropy."""
@@ -230,7 +230,7 @@ def train_heads(
             init_state(kind.start(source, frozen, training.seed), optimizer, mesh),
             make_step(loss, optimizer, mesh, accumulate=training.accumulate),
             frozen,
-            lambda step: _batch(rows, training, step),
+            lambda step, state: _batch(rows, training, step),
             training.pace,
             evaluate=_evaluation(loss, held_out, frozen, training),
             progress=progress,

@@ -71,6 +71,8 @@ def test_killed_with_kill_and_resumed_is_not_interrupted(words: list[str], tmp_p
         (["--temperature", "0"], "temperature=0.0 must be a number above 0"),
         (["--top-k", "258"], "top_k=258 must be below the vocabulary's 258 tokens"),
         (["--top-k", "4", "--hidden-weight", "1"], "hidden_weight needs the teacher in memory; leave top_k out"),
+        (["--on-policy", "2"], "on_policy needs data='generate'"),
+        (["--on-policy", "2", "--top-k", "4"], "on_policy has the teacher judge new texts; leave top_k"),
         (["--student-layers", "3"], "student_layers=3 must be 1 to the teacher's 2"),
         (["--student", "/no/student"], "give either student, a checkpoint or a config, or student_layers"),
         (["--seq-len", "1024"], "seq_len=1024 exceeds the 512 positions"),
