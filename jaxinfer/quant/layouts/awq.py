@@ -107,7 +107,7 @@ class AWQLayout:
         return QuantArray(
             codes=_pairs_of_inputs(tensors["qweight"], channels, row),
             scale=scale,
-            offset=offsets_of(zero, scale),
+            offset=offsets_of(zero, scale, "scales"),
             codebook=None,
             bits=BITS,
             group=self._group(row),

@@ -209,10 +209,12 @@ class Scheme:
         if self.symmetric:
             if zero is not None and zero.astype(np.float32).any():
                 raise ValueError("weight_zero_point is not 0 although the config says symmetric=true")
-            return -8 * scale if self._nibbles else None
+            return (
+                offsets_of(np.full_like(scale, 8), scale, "weight_scale", scale.dtype.name) if self._nibbles else None
+            )
         assert zero is not None
         middle = np.float32(8 if self._nibbles else 0)
-        return offsets_of(self._over_groups(zero, channels, row).astype(np.float32) + middle, scale)
+        return offsets_of(self._over_groups(zero, channels, row).astype(np.float32) + middle, scale, "weight_scale")
 
     def _packed_zeros(self, array: QuantArray, channels: int, row: int) -> dict[str, np.ndarray]:
         middle, half = (0, 8) if self._nibbles else (128, 128)

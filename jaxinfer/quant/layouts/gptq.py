@@ -253,16 +253,12 @@ class GPTQLayout:
         if not np.isfinite(scale).all():
             raise ValueError("scales holds a value that is not finite")
         if not self.symmetric:
-            return offsets_of(zero if self.bits == 4 else zero.astype(np.float32) - middle, scale)
+            return offsets_of(zero if self.bits == 4 else zero.astype(np.float32) - middle, scale, "scales")
         if not (zero == middle).all():
             raise ValueError(f"qzeros holds other zero points than {middle}, but sym is true; set it to false")
         if self.bits == 8:
             return None
-        with np.errstate(over="ignore"):
-            offset: np.ndarray = offsets_of(zero, scale).astype(scale.dtype)
-        if not np.isfinite(offset).all():
-            raise ValueError("scales holds a value whose eightfold is beyond its dtype; set sym to false")
-        return offset
+        return offsets_of(zero, scale, "scales", scale.dtype.name)
 
 
 def _inside(blocks: Any) -> tuple[str, ...]:
