@@ -42,6 +42,7 @@ CASES = (
     Case(3, 33, 192, "float8_e4m3fn", 64, ordered=True),
     Case(70, 40, 128, "float8_e4m3fn", 128),
     Case(17, 40, 128, offset=True, ordered=True),
+    Case(40, 40, 64, offset=True, ordered=True),
     Case(4, 40, 96, table=True),
     Case(5, 128, 192, norm=True, activation="silu", offset=True),
     Case(20, 66, 128, norm=True, activation="relu", table=True, ordered=True),
