@@ -15,6 +15,7 @@ from jaxinfer.checkpoint.checkpoint import Checkpoint
 from jaxinfer.models.decoder import param_shapes
 from jaxinfer.quant.array import QuantArray
 from jaxinfer.quant.layouts.awq import AWQLayout
+from jaxinfer.quant.layouts.bitsandbytes import BitsAndBytesLayout
 from jaxinfer.quant.layouts.gptq import GPTQLayout
 from jaxinfer.quant.layouts.layout import Layout
 from jaxinfer.quant.plan import QuantPlan
@@ -151,10 +152,9 @@ def test_progress_adds_up_to_the_bytes_of_the_file() -> None:
 
 def pack_linear(layout: Layout, value: np.ndarray, seed: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """A module's tensors, and the values that they stand for."""
-    group = max(layout.group, 0)  # type: ignore[attr-defined]
-    storage = Storage("int8", group, scales="float16")
-    if not isinstance(layout, GPTQLayout) or layout.bits == 4:
-        storage = Storage("int4", group, symmetric=False, scales="float16")
+    storage = Storage("int8") if layout is ROW else Storage("int8", 8, scales="float16")
+    if isinstance(layout, AWQLayout) or (isinstance(layout, GPTQLayout) and layout.bits == 4):
+        storage = Storage("int4", 8, symmetric=False, scales="float16")
     if not (isinstance(layout, GPTQLayout) and layout.act_order):
         array = quantize(value, 1, storage)
         return layout.pack(array), dequantized(array)
@@ -165,13 +165,13 @@ def pack_linear(layout: Layout, value: np.ndarray, seed: int) -> tuple[dict[str,
     return layout.pack(ordered), back
 
 
-AWQ, ROW, INT8 = AWQLayout(8), AWQLayout(-1), GPTQLayout(8, 8, act_order=True, symmetric=False)
+AWQ, ROW, INT8 = AWQLayout(8), BitsAndBytesLayout("int8"), GPTQLayout(8, 8, act_order=True, symmetric=False)
 # qkv and gate-up in one tensor; an interleaved qkv; experts with orders of their own; experts with a scale a row each,
 # of the outputs that they share; a shared expert; rotary channels in pairs.
 FUSED = [("phi3", AWQ), ("gpt_neox", AWQ), ("mixtral", INT8), ("mixtral", ROW), ("qwen2_moe", AWQ), ("cohere", AWQ)]
 
 
-@pytest.mark.parametrize(("name", "layout"), FUSED, ids=[f"{name}-{layout.group}" for name, layout in FUSED])
+@pytest.mark.parametrize(("name", "layout"), FUSED, ids=[f"{name}-{layout.method}" for name, layout in FUSED])
 @pytest.mark.filterwarnings("ignore:.*kept in floats")
 def test_modules_are_fused_like_floats(name: str, layout: Layout, make_case: Callable[..., Any]) -> None:
     case = make_case(name)
