@@ -296,6 +296,19 @@ def test_tensors_that_do_not_fit_are_named(
         open_checkpoint(copy("awq_gemm", edit))
 
 
+def test_biases_of_zeros_of_layers_that_have_none_are_left_out(copy: Callable[..., Path]) -> None:
+    """AutoGPTQ wrote them until 2024 (its issue 555): TheBloke's checkpoints of Llama have one for each layer."""
+
+    def edit(tensors: dict[str, np.ndarray], value: float = 0) -> None:
+        for name in [name.removesuffix("qweight") for name in tensors if name.endswith(".qweight")]:
+            tensors[f"{name}bias"] = np.full(tensors[f"{name}scales"].shape[1], value, np.float16)
+
+    with pytest.warns(UserWarning, match="kept in floats"):
+        assert plan_of(open_checkpoint(copy("gptq_act_order", edit))).kept
+    with pytest.raises(ValueError, match=r"down_proj\.bias \[64\], .* has no place in the model"):
+        open_checkpoint(copy("gptq_act_order", lambda tensors: edit(tensors, 0.5)))
+
+
 def test_a_quantised_head_of_a_model_that_ties_it_is_refused(copy: Callable[..., Path]) -> None:
     """Field case 22: the head is the embedding; a float copy of it may be there, and is in this checkpoint."""
 
