@@ -156,6 +156,20 @@ def test_equals_float64(implementation: str, case: Case) -> None:
     assert error < (2**-8 if not case.norm else 2**-6 if not case.rounds or case.codes == "int8" else 2**-4)
 
 
+@pytest.mark.parametrize(
+    "case",
+    [Case(3, 40, 128, norm=True, activation="silu"), Case(3, 40, 128, "int8", 128, rounds=True, norm=True)],
+    ids=str,
+)
+@pytest.mark.parametrize("implementation", ["triton-interpret", "xla", "reference"])
+def test_the_epsilon_of_a_norm_counts(case: Case, implementation: str) -> None:
+    """Of rows whose mean square is a tenth of it."""
+    arrays = operands(case)
+    arrays |= {"x": arrays["x"] * jnp.bfloat16(2**-10)}
+    out, expected = np.asarray(multiply(case, arrays, implementation)).astype(np.float64), in_float64(case, arrays)
+    assert np.abs(out - expected).mean() / np.abs(expected).mean() < 2**-6
+
+
 @pytest.mark.parametrize("codes", ["int8", "float8_e4m3fn"])
 def test_maxima_go_from_product_to_product(codes: str) -> None:
     """Those of a gated result, of two tiles, are what the next product would find itself."""
