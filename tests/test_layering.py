@@ -26,7 +26,9 @@ ALLOWED = {
     # What a checkpoint is, and what the engine accepts today, read when a plan is asked for.
     "planning": {"foundation", "models", "cache", "checkpoint", "startup.args"},
     "runner": {"foundation", "models", "quant", "cache", "engine", "sampling", "planning", "pallas_kernels"},
-    "startup": {"foundation", "models", "quant", "engine", "runner", "checkpoint", "planning", "tokenizers"},
+    "speculation": {"foundation", "engine", "sampling", "cache.block_manager"},
+    "startup": {"foundation", "models", "quant", "engine", "runner", "checkpoint", "planning", "tokenizers"}
+    | {"speculation"},
     "serving": {"foundation", "engine", "tokenizers"},
     "front": {"foundation", "models.config", "engine", "startup", "serving", "tokenizers"},
     "openai": {"foundation", "engine", "tokenizers", "serving"},
