@@ -81,10 +81,11 @@ class DraftRoom:
         request.draft = draft
         self._trim(request, request.num_known_tokens + len(draft.token_ids))
 
-    def note_scheduled(self, plan: StepPlan) -> None:
-        """A step has been planned."""
+    def scheduled(self, plan: StepPlan) -> StepPlan:
+        """Takes note of a new plan and returns it."""
         if self._speculation is not None and plan.has_drafts:
             self._verifying = plan
+        return plan
 
     def note_committed(self, plan: StepPlan) -> None:
         """The oldest step is done."""

@@ -48,8 +48,7 @@ class Scheduler:
     7. `finish` and `abort`, at any moment, free slot and blocks at once. Blocks and slot may be handed out again while
        a step with the old owner is in flight: the device runs steps in order.
     8. Rows of finished requests in a step still in flight are dropped when it is committed.
-    9. Tokens may be guessed (`DraftRoom`): a request with a draft computes it behind its last token, and goes back over
-       what was wrong when the step is committed.
+    9. A request with a draft (`DraftRoom`) computes it behind its last token; `commit` goes back over what was wrong.
 
     A request ends with "length" at the latest when it alone fills the pool: `add` lowers its `max_total_tokens` to
     that. Where every layer has a window, blocks that none sees any more are free again before each step.
@@ -83,7 +82,7 @@ class Scheduler:
         self._admission = Admission(self.block_manager, self.capacity, self._running, self._reuse)
         self._uncommitted: deque[UncommittedStep] = deque()
         self._waste = KVWaste()
-        self._num_added = self._num_steps = self._num_tokens = self._num_preemptions = 0
+        self._num_steps = self._num_tokens = self._num_preemptions = 0
 
     def __contains__(self, request_id: str) -> bool:
         """An unfinished request has this id."""
@@ -212,8 +211,7 @@ class Scheduler:
 
     def abort(self, request_id: str) -> Request | None:
         """Finishes a request with "abort"; None when no unfinished request has this id."""
-        request = self._requests.get(request_id)
-        if request is not None:
+        if (request := self._requests.get(request_id)) is not None:
             self.finish(request, "abort")
         return request
 
@@ -229,8 +227,7 @@ class Scheduler:
         """
         if request.is_finished:
             return
-        was_running = request.status is RequestStatus.RUNNING
-        if was_running:
+        if was_running := request.status is RequestStatus.RUNNING:
             self._release(request)
         request.status = RequestStatus.FINISHED
         if not was_running and not request.is_paused:
@@ -269,22 +266,20 @@ class Scheduler:
             if (row.start + 1) % self._block_size == 0:
                 self._reuse.publish(row.request, row.start + 1)
         self._admission.release_followers(rows)
-        num_tokens = sum(row.num_tokens for row in rows)
+        plan = StepPlan(tuple(rows), sum(row.num_tokens for row in rows), self.block_manager.take_copies())
         self._num_steps += 1
-        self._num_tokens += num_tokens
-        plan = StepPlan(tuple(rows), num_tokens, self.block_manager.take_copies())
+        self._num_tokens += plan.num_tokens
         slots = count_slots(self.block_manager.num_used_blocks, self._block_size, self._running)
         self._uncommitted.append(UncommittedStep(plan, *slots))
-        self.draft_room.note_scheduled(plan)
-        return plan
+        return self.draft_room.scheduled(plan)
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[tuple[Request, RowResult]]:
         """Appends the drawn tokens of the oldest uncommitted step.
 
         Returns:
             The rows whose requests are still unfinished. Where `finite` is False no token was appended, and the
-            caller has to finish the request before the next `schedule`; likewise where the new token ends it. Of what
-            follows a row's first token, nothing is appended yet (`append`).
+            caller has to finish the request before the next `schedule`; likewise where the new token ends it. What
+            follows a row's first token is the caller's to `append`.
 
         Raises:
             ValueError: another step has to be committed first, or the results are not as many as the rows.
@@ -324,29 +319,13 @@ class Scheduler:
         self._admission.check_integrity(self._requests.values())
 
     def _register(self, request: Request, followers: Sequence[Request]) -> None:
-        """Checks a new request, hashes its tokens and gives it and its followers their places in the order."""
+        """Checks a new request and gives it and its followers their places in the order."""
         group = (request, *followers)
-        num_known = request.num_known_tokens
-        self.capacity.check_fits(num_known)
         for member in group:
             if member.request_id in self._requests:
                 raise ValueError(f"request_id={member.request_id!r} belongs to an unfinished request; use another")
-        if not 0 < num_known < request.max_total_tokens:
-            raise ValueError(
-                f"a prompt of {num_known} tokens must have at least 1 and fewer than "
-                f"max_total_tokens={request.max_total_tokens}; change the prompt or raise max_model_len"
-            )
-        self._reuse.arrive(request)
-        for member in group:
-            member.max_total_tokens = self.capacity.bound(member.max_total_tokens)
-            priority = member.priority if self._config.policy == "priority" else 0
-            member.order = (priority, member.arrival_time, self._num_added)
-            self._num_added += 1
-            self._requests[member.request_id] = member
-            if followers:
-                member.siblings = group
-                member.block_keys = request.block_keys.copy()
-        self._admission.follow(request, followers)
+        self._admission.arrive(group, self._config.policy == "priority")
+        self._requests.update((member.request_id, member) for member in group)
 
     def _choose_decodes(self) -> tuple[list[Request], list[Request]]:
         """Running requests that get their one missing token, blocks for it included, and those that lack more."""
@@ -370,8 +349,7 @@ class Scheduler:
         return decodes, prefills
 
     def _choose_chunks(self, prefills: list[Request], num_decodes: int) -> list[tuple[Request, int]]:
-        """Shares for all of `prefills`, then for requests taken from the waiting queue; a share may be 0. Decodes and
-        their drafts take `num_decodes` tokens."""
+        """Shares for all of `prefills`, then for requests of the queue; maybe 0. `num_decodes` tokens are taken."""
         config = self._config
         spare_rows = config.max_num_seqs - len(self._running)
         draft = ChunkDraft(config.max_num_batched_tokens - num_decodes, spare_rows, self._min_chunk)

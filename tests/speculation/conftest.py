@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -30,7 +31,7 @@ class Guesses:
 
     num_compiled = 0
 
-    def __init__(self, known: Mapping[str, Sequence[int]] = {}, share: float = 1.0) -> None:  # noqa: B006
+    def __init__(self, known: Mapping[str, Sequence[int]] = {}, share: float = 1.0) -> None:
         self._known = known
         self._share = share
         self._rng = np.random.default_rng(0)
@@ -43,8 +44,10 @@ class Guesses:
     def _guess(self, request: Request, count: int) -> list[int]:
         done = len(request.output_token_ids)
         right = self._known.get(request.request_id, ())[done : done + count]
-        random = self._rng.integers(2, 60, count).tolist()
-        return [token if self._rng.random() < self._share else random[i] for i, token in enumerate(right)]
+        guess = self._rng.integers(2, 60, count).tolist()
+        for index, token in enumerate(right):
+            guess[index] = token if self._rng.random() < self._share else guess[index]
+        return guess
 
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None: ...
 
@@ -59,6 +62,7 @@ class Bench:
 
     config: EngineConfig
     runner: ModelRunner
+    draft_runner: DraftRunner
     params: Any
 
     def engine(self, proposer: Proposer | None, tokens: int = LONGEST, **fields: Any) -> Engine:
@@ -69,15 +73,11 @@ class Bench:
         speculator = Speculator(guess, proposer) if proposer else None
         return Engine(config, self.runner, None, eos_token_ids=frozenset({EOS}), speculation=speculator)
 
-    def drafter(self, model: ModelConfig | None = None, params: Any = None) -> DraftModelProposer:
-        """A draft model of the target's own weights, or others."""
-        config = dataclasses.replace(self.config, model=model or self.config.model)
-        steps = DraftRunner(config, self.params if params is None else params, self.config.model.vocab_size)
-        self.runner.drafted = lambda: steps.drafted
-        scheduler = config.scheduler
-        return DraftModelProposer(
-            steps, config.cache.block_size, scheduler.max_num_batched_tokens, config.model.max_position_embeddings
-        )
+    def drafter(self, params: Any, max_position: int = 256) -> DraftModelProposer:
+        """A draft model of these weights. All of them share compiled steps and pool, so one guesses at a time."""
+        self.draft_runner._leaves = tuple(jax.device_put(leaf) for leaf in jax.tree.leaves(params))
+        cache, scheduler = self.config.cache, self.config.scheduler
+        return DraftModelProposer(self.draft_runner, cache.block_size, scheduler.max_num_batched_tokens, max_position)
 
 
 def serve(engine: Engine, requests: Sequence[tuple[list[int], SamplingParams]]) -> Served:
@@ -115,7 +115,7 @@ def small_model() -> ModelConfig:
         vocab_size=64,
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=256,
@@ -127,12 +127,15 @@ def bench(small_model: ModelConfig, random_params: Callable[..., Any]) -> Bench:
     config = EngineConfig(
         small_model,
         CacheConfig(block_size=4, num_blocks=BLOCKS),
-        SchedulerConfig(SEQS, 80, 128, token_buckets=(8, 24, 80)),
+        SchedulerConfig(SEQS, 80, 128, token_buckets=(24, 80)),
         RunnerConfig(enforce_eager=True),
         speculation=SpeculationConfig(LONGEST, max_running=SEQS, keeps_probabilities=True),
     )
     params = random_params(small_model, seed=3)
-    runner = ModelRunner(config, params)
-    empty = np.zeros((config.max_draft_rows, small_model.vocab_size), np.float32)
-    runner.drafted = lambda: empty
-    return Bench(config, runner, params)
+    return make_bench(config, params)
+
+
+def make_bench(config: EngineConfig, params: Any) -> Bench:
+    runner, steps = ModelRunner(config, params), DraftRunner(config, params, config.model.vocab_size)
+    runner.drafted = lambda: steps.drafted
+    return Bench(config, runner, steps, params)
