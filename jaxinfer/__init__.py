@@ -8,6 +8,7 @@ from jaxinfer._version import __version__
 if TYPE_CHECKING:
     from jaxinfer.async_llm import AsyncLLM
     from jaxinfer.async_llm import AsyncLLM as AsyncLLMEngine
+    from jaxinfer.checkpoint.quantize import quantize_checkpoint as quantize
     from jaxinfer.engine.beam_outputs import BeamSearchOutput, BeamSearchSequence
     from jaxinfer.engine.beam_search_params import BeamSearchParams
     from jaxinfer.engine.errors import EngineAsleepError, EngineDeadError
@@ -38,6 +39,7 @@ __all__ = [
     "TextPrompt",
     "TokensPrompt",
     "__version__",
+    "quantize",
 ]
 
 _HOMES = {
@@ -59,6 +61,7 @@ _HOMES = {
     "SamplingParams": "jaxinfer.engine.sampling_params:SamplingParams",
     "TextPrompt": "jaxinfer.serving.inputs:TextPrompt",
     "TokensPrompt": "jaxinfer.serving.inputs:TokensPrompt",
+    "quantize": "jaxinfer.checkpoint.quantize:quantize_checkpoint",
 }
 
 

@@ -22,9 +22,10 @@ ALLOWED = {
     "sampling": {"foundation", "engine"},
     "quant": {"foundation", "pallas_kernels"},
     "models": {"foundation", "quant", "pallas_kernels"},
-    "checkpoint": {"foundation", "models", "quant", "tokenizers"},
+    "checkpoint": {"foundation", "models", "quant", "tokenizers", "calibration"},
     # What a checkpoint is, and what the engine accepts today, read when a plan is asked for.
     "planning": {"foundation", "models", "cache", "checkpoint", "startup.args"},
+    "calibration": {"foundation", "models", "quant", "tokenizers", "pallas_kernels"},
     "runner": {"foundation", "models", "quant", "cache", "engine", "sampling", "planning", "pallas_kernels"},
     "speculation": {"foundation", "engine", "sampling", "cache.block_manager"},
     "startup": {"foundation", "models", "quant", "engine", "runner", "checkpoint", "planning", "tokenizers"}
@@ -45,8 +46,10 @@ ALLOWED = {
         "serving",
     }
     | {"startup"},
+    # It writes what it has trained, and has the engine write texts to learn from.
+    "training": {"foundation", "models", "checkpoint", "tokenizers", "engine", "front"},
     "cli": {"foundation", "models", "engine", "runner", "checkpoint", "planning", "tokenizers", "startup", "serving"}
-    | {"quant", "front", "openai", "bench", "evaluation"},
+    | {"quant", "calibration", "front", "openai", "bench", "evaluation", "training"},
 }
 HOST_ONLY = [
     *sorted((ROOT / "jaxinfer/engine").glob("*.py")),

@@ -11,6 +11,7 @@ from jaxinfer.checkpoint.resolve import resolve_model
 if TYPE_CHECKING:
     from jaxinfer.checkpoint.convert import convert_checkpoint
     from jaxinfer.checkpoint.orbax import load_orbax, save_checkpoint
+    from jaxinfer.checkpoint.quantize import quantize_checkpoint
 
 __all__ = [
     "Checkpoint",
@@ -20,13 +21,19 @@ __all__ = [
     "load_orbax",
     "load_params",
     "open_checkpoint",
+    "quantize_checkpoint",
     "resolve_dtype",
     "resolve_model",
     "save_checkpoint",
 ]
 
 # Imported when first asked for: Orbax takes seconds, and reading headers needs not even JAX.
-_WRITERS = {"convert_checkpoint": "convert", "load_orbax": "orbax", "save_checkpoint": "orbax"}
+_WRITERS = {
+    "convert_checkpoint": "convert",
+    "load_orbax": "orbax",
+    "quantize_checkpoint": "quantize",
+    "save_checkpoint": "orbax",
+}
 
 
 def __getattr__(name: str) -> Any:

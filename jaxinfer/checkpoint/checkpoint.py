@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from jaxinfer.checkpoint import gguf_config, hf_directory, orbax_directory
 from jaxinfer.checkpoint.gguf import read_gguf
 from jaxinfer.checkpoint.orbax_directory import StoredLeaf
+from jaxinfer.checkpoint.packed_module import PackedModule
+from jaxinfer.checkpoint.quantization_config import QUANTIZATION_KEYS, stored_layout
 from jaxinfer.checkpoint.safetensors import refuse_others
 from jaxinfer.checkpoint.tensor import Tensor, stored_dtype
 from jaxinfer.checkpoint.weight_map import (
@@ -27,6 +29,7 @@ from jaxinfer.models.families.hf_config import reading
 from jaxinfer.models.registry import family_of_gguf, family_of_hf_config
 
 if TYPE_CHECKING:
+    from jaxinfer.quant.layouts.layout import Layout
     from jaxinfer.tokenizers.tokenizer import Tokenizer
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -48,6 +51,7 @@ class Checkpoint:
         family: the table that names its tensors; None for an Orbax directory, whose tensors are parameters.
         hf_config: its settings by Hugging Face's names; None where they are not known.
         leaves: parameters of an Orbax directory by their path; None for other kinds.
+        layout: how its quantised matrices are packed; None for a checkpoint without.
     """
 
     path: Path
@@ -61,6 +65,7 @@ class Checkpoint:
     family: Family | None = field(default=None, repr=False)
     hf_config: Mapping[str, Any] | None = field(default=None, repr=False)
     leaves: Mapping[str, StoredLeaf] | None = field(default=None, repr=False)
+    layout: "Layout | None" = None
 
     @property
     def has_weights(self) -> bool:
@@ -121,8 +126,10 @@ def _open_directory(path: Path, needs_weights: bool) -> Checkpoint:
     said = hf_directory.read_json(path / "config.json")
     generation_path = path / "generation_config.json"
     generation = hf_directory.read_json(generation_path) if generation_path.is_file() else {}
+    layout = stored_layout(path, said)
     with reading(path / "config.json"):
         config = wrapper.text_config(said)
+        config = {key: value for key, value in config.items() if key not in QUANTIZATION_KEYS}
         family = family_of_hf_config(config)
         model_config = family.model_config(config)
     vocab_size = model_config.vocab_size
@@ -134,9 +141,9 @@ def _open_directory(path: Path, needs_weights: bool) -> Checkpoint:
         config["architectures"] = [family.architectures[0]]
         tensors = _text_tensors(path, said, tensors)
     tensors = complete_names(family, tensors)
-    placements = () if bare else place_weights(family, model_config, tensors, "hf", path)
+    placements = () if bare else place_weights(family, model_config, tensors, "hf", path, layout)
     read = [placement.tensor for placement in placements]
-    refuse_others(read)
+    refuse_others(tensor for tensor in read if not isinstance(tensor, PackedModule))
     return Checkpoint(
         path=path,
         model_config=model_config,
@@ -147,6 +154,7 @@ def _open_directory(path: Path, needs_weights: bool) -> Checkpoint:
         tied_head=_tied_head(family, model_config, tensors, "hf"),
         family=family,
         hf_config=config,
+        layout=layout,
     )
 
 

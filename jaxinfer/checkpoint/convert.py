@@ -84,7 +84,7 @@ def convert_checkpoint(
     if format == "safetensors":  # Orbax compresses
         check_room(output, sum(spec.size * spec.dtype.itemsize for spec in specs.values()))
     with output_directory(output) as folder:
-        has_tokenizer = _tokenizer(checkpoint, folder)
+        has_tokenizer = take_tokenizer(checkpoint, folder)
         if format == "orbax":
             written = _write_orbax(checkpoint, folder, dtype, specs, progress)
         else:
@@ -109,8 +109,8 @@ def _write_safetensors(
     )
     config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
     if checkpoint.generation_config:
-        _write_json(folder / "generation_config.json", checkpoint.generation_config)
-    _write_json(folder / "config.json", config)  # last: without it nothing loads
+        write_json(folder / "generation_config.json", checkpoint.generation_config)
+    write_json(folder / "config.json", config)  # last: without it nothing loads
     return sum(spec.size for spec in specs.values()), nbytes
 
 
@@ -141,8 +141,8 @@ def _stream(checkpoint: Checkpoint, dtype: str, progress: bool) -> Iterator[tupl
             yield name, values
 
 
-def _tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:
-    """Whether there was a tokenizer to write; weights without one are served by token ids."""
+def take_tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:
+    """Writes the model's tokenizer; whether there was one (weights without are served by token ids)."""
     try:
         write_tokenizer(checkpoint.path, folder)
     except ValueError as error:
@@ -151,5 +151,6 @@ def _tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:
     return True
 
 
-def _write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: Any) -> None:
+    """Writes a mapping as a file that people can read."""
     path.write_text(json.dumps(dict(content), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

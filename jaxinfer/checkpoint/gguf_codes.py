@@ -12,6 +12,7 @@ import numpy as np
 from jaxinfer.checkpoint.checkpoint import Checkpoint
 from jaxinfer.checkpoint.leaf_shapes import leaf_shapes
 from jaxinfer.checkpoint.load import placements_by_leaf, split_pairs
+from jaxinfer.checkpoint.tensor import Tensor
 from jaxinfer.checkpoint.weight_map import Placement
 from jaxinfer.quant.array import QuantArray
 from jaxinfer.quant.plan import input_axis
@@ -20,9 +21,9 @@ from jaxinfer.quant.storage import Storage
 
 BLOCK = 32
 STORAGES: Mapping[str, Storage] = {
-    "q4_0": Storage("int4", BLOCK, half=True),
-    "q4_1": Storage("int4", BLOCK, symmetric=False, half=True),
-    "q8_0": Storage("int8", BLOCK, half=True),
+    "q4_0": Storage("int4", BLOCK, scales="float16", offsets="float16"),
+    "q4_1": Storage("int4", BLOCK, symmetric=False, scales="float16", offsets="float16"),
+    "q8_0": Storage("int8", BLOCK, scales="float16"),
 }
 """Types of tensors whose codes can be taken over."""
 
@@ -65,6 +66,7 @@ def read_codes(name: str, shape: tuple[int, ...], placements: Sequence[Placement
     offset = None if storage.offset_dtype is None else np.empty(blocks, storage.offset_dtype)
     for placement in placements:
         first, rows = placement.slot.first_row, placement.slot.shape[0]
+        assert isinstance(placement.tensor, Tensor)
         stored = placement.tensor.stored_rows(first, first + rows)
         for target, part in zip((codes, scale, offset), _parts(stored, placement.tensor.dtype), strict=True):
             if target is not None and part is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxinfer.checkpoint.checkpoint import DTYPES, Checkpoint, open_checkpoint
+from jaxinfer.checkpoint.packed_module import PackedModule
 from jaxinfer.checkpoint.tensor import Tensor
 from jaxinfer.checkpoint.weight_map import Placement
 from jaxinfer.models.config import ModelConfig
@@ -149,13 +150,24 @@ def read_leaves(
         if name in skipped:
             del sources[name]
             continue
-        host = _aligned_empty(spec.shape, spec.dtype)
-        for placement in sources.pop(name):
-            _fill(host, placement)
-            on_bytes(placement.nbytes)
-        yield name, host
+        yield name, read_leaf(spec, sources.pop(name), on_bytes)
     if sources:
         raise ValueError(f"the decoder has no parameter {next(iter(sources))!r}, which the family table fills")
+
+
+def read_leaf(spec: Any, placements: list[Placement], on_bytes: Callable[[int], object]) -> np.ndarray:
+    """Reads one parameter.
+
+    Args:
+        spec: its shape, and the dtype it is to have.
+        placements: of `placements_by_leaf`.
+        on_bytes: told the stored bytes of each tensor that has been read.
+    """
+    host = _aligned_empty(spec.shape, spec.dtype)
+    for placement in placements:
+        _fill(host, placement)
+        on_bytes(placement.nbytes)
+    return host
 
 
 def placements_by_leaf(checkpoint: Checkpoint) -> dict[str, list[Placement]]:
@@ -180,6 +192,8 @@ def _fill(host: np.ndarray, placement: Placement) -> None:
     rows_each = slot.shape[0] // target.shape[0]  # tensor rows in one entry of the part's first axis
     values_each = max(1, target.size // target.shape[0])
     step = max(1, CHUNK_VALUES // values_each)
+    if isinstance(placement.tensor, PackedModule):
+        step = target.shape[0]  # it is unpacked as a whole
     for start in range(0, target.shape[0], step):
         stop = min(start + step, target.shape[0])
         rows = placement.tensor.rows(slot.first_row + start * rows_each, slot.first_row + stop * rows_each)

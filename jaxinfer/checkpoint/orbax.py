@@ -137,9 +137,19 @@ def load_orbax(
 
 
 def read_own_leaves(
-    path: Path, specs: Specs, on_bytes: Callable[[int], object] = lambda count: None
+    path: Path,
+    specs: Specs,
+    on_bytes: Callable[[int], object] = lambda count: None,
+    *,
+    some: bool = False,
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Reads a model directory's parameters in the order of `specs`, in the dtypes it says.
+
+    Args:
+        path: the model directory.
+        specs: path of a parameter -> its shape and the dtype it is to have.
+        on_bytes: told the bytes of each piece that has been read.
+        some: whether `specs` may leave some of the model's parameters out.
 
     Raises:
         ValueError: a parameter is missing, too many or misshapen; names it and both shapes.
@@ -147,7 +157,7 @@ def read_own_leaves(
     directory = path / PARAMS
     stored = orbax_io.tree_leaves(directory)
     sources = {name: Sources(name) for name in specs}
-    _check_sources(directory, specs, sources, stored, ())
+    _check_sources(directory, specs, sources, stored, ("*",) if some else ())
     yield from _read(directory, specs, sources, on_bytes)
 
 

@@ -34,20 +34,37 @@ def output_directory(path: str | Path) -> Iterator[Path]:
     try:
         with contextlib.suppress(OSError):  # some network file systems have no locks
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield partial
-        _sync(partial)
-        try:
-            os.rename(partial, path)  # also replaces an empty folder, and nothing else
-        except OSError as error:
-            raise ValueError(f"{path} was made by somebody else meanwhile ({error}); give another name") from error
-        _sync_entry(path.parent)
-    except BaseException as error:
+        with removed(partial, path, (BaseException,)):
+            yield partial
+            publish(partial, path)
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def removed(partial: Path, path: Path, after: tuple[type[BaseException], ...]) -> Iterator[None]:
+    """Removes the temporary folder of `path` after errors of these types, which go on and name `path`."""
+    try:
+        yield
+    except after as error:
         _remove(partial)
         if isinstance(error, OSError) and error.errno is not None and error.filename is None:
             error.filename = str(path)  # writing to an open file does not say to which
         raise
-    finally:
-        os.close(lock)
+
+
+def publish(partial: Path, path: Path) -> None:
+    """Syncs a whole folder to disk and gives it its name.
+
+    Raises:
+        ValueError: something has that name by now.
+    """
+    sync_folder(partial)
+    try:
+        os.rename(partial, path)  # also replaces an empty folder, and nothing else
+    except OSError as error:
+        raise ValueError(f"{path} was made by somebody else meanwhile ({error}); give another name") from error
+    sync_entry(path.parent)
 
 
 def check_room(path: str | Path, nbytes: int) -> None:
@@ -104,14 +121,16 @@ def _remove(folder: Path) -> None:
             return
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Has all files of a folder written to the disk."""
     for root, _, files in os.walk(folder):
         for name in files:
-            _sync_entry(Path(root) / name)
-        _sync_entry(Path(root))
+            sync_entry(Path(root) / name)
+        sync_entry(Path(root))
 
 
-def _sync_entry(path: Path) -> None:
+def sync_entry(path: Path) -> None:
+    """Has a file's content, or a folder's list of names, written to the disk."""
     entry = os.open(path, os.O_RDONLY)
     try:
         os.fsync(entry)

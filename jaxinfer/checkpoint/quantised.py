@@ -8,6 +8,7 @@ from jaxinfer.checkpoint.checkpoint import Checkpoint
 from jaxinfer.checkpoint.gguf_codes import read_codes
 from jaxinfer.checkpoint.leaf_shapes import leaf_shapes
 from jaxinfer.checkpoint.load import placements_by_leaf, read_leaves
+from jaxinfer.checkpoint.packed_codes import read_packed
 from jaxinfer.quant.array import QuantArray
 from jaxinfer.quant.plan import QuantPlan
 
@@ -19,7 +20,8 @@ def read_quantised(
     *,
     on_bytes: Callable[[int], object] = lambda count: None,
 ) -> Iterator[tuple[str, np.ndarray | QuantArray]]:
-    """Reads the parameters one after the other and quantises those of the plan, from float32.
+    """Reads the parameters one after the other and quantises those of the plan, from float32; codes that the
+    checkpoint has are taken over.
 
     Args:
         checkpoint: an opened checkpoint.
@@ -38,6 +40,11 @@ def read_quantised(
     for name, values in read_leaves(checkpoint, dtype, wide=rounded, skipped=plan.kept, on_bytes=on_bytes):
         yield name, plan.apply(name, values, dtype)
     sources = placements_by_leaf(checkpoint)
-    for name in plan.kept:
-        yield name, plan.apply(name, read_codes(name, specs[name].shape, sources[name], dtype), dtype)
-        on_bytes(sum(placement.nbytes for placement in sources[name]))
+    for name, storage in plan.kept.items():
+        spec, placements = specs[name], sources[name]
+        if checkpoint.layout is None:
+            codes = read_codes(name, spec.shape, placements, dtype)
+        else:
+            codes = read_packed(name, spec, placements, storage, dtype)
+        yield name, plan.apply(name, codes, dtype)
+        on_bytes(sum(placement.nbytes for placement in placements))

@@ -49,6 +49,7 @@ def summarise(checkpoint: Checkpoint) -> dict[str, Any]:
         "parameters": parameters,
         "bytes": sum(nbytes.values()),
         "bytes_by_dtype": dict(nbytes.most_common()),
+        "quantisation": None if checkpoint.layout is None else str(checkpoint.layout),
         "quantised_tensors": quantised,
         "dtype": checkpoint.dtype,
         "context": config.max_position_embeddings,

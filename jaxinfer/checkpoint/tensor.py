@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -76,7 +77,17 @@ class Tensor:
         return np.asarray(mapped)
 
 
-def stored_dtype(tensors: Iterable[Tensor]) -> str:
+class Values(Protocol):
+    """What is asked of a tensor's type."""
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+def stored_dtype(tensors: Iterable[Values]) -> str:
     """The 16- or 32-bit type that suits most of the values: their own; bfloat16, with its range, for quantised ones."""
     sizes: dict[str, int] = {}
     for tensor in tensors:

@@ -37,6 +37,6 @@ def write_tokenizer(source: Path, folder: Path) -> None:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
     if (source / TEMPLATES).is_dir():
-        (folder / TEMPLATES).mkdir()
+        (folder / TEMPLATES).mkdir(exist_ok=True)
         for file in sorted((source / TEMPLATES).glob("*.jinja")):
             shutil.copyfile(file, folder / TEMPLATES / file.name)

@@ -11,9 +11,11 @@ from typing import Literal
 
 import numpy as np
 
+from jaxinfer.checkpoint.packed_module import PackedModule, find_packed
 from jaxinfer.checkpoint.tensor import Tensor
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families.family import Family, LeafIndex, Weight
+from jaxinfer.quant.layouts.layout import Layout
 
 NameStyle = Literal["hf", "gguf"]
 
@@ -65,19 +67,32 @@ class Slot:
 class Placement:
     """One tensor's way into the parameter tree: what to read, and where it goes."""
 
-    tensor: Tensor
+    tensor: Tensor | PackedModule
     slot: Slot
 
     @property
     def nbytes(self) -> int:
         """Bytes that are read."""
-        return self.tensor.row_bytes * self.slot.shape[0]
+        return self.tensor.nbytes * self.slot.shape[0] // self.tensor.shape[0]
 
 
 def place_weights(
-    family: Family, config: ModelConfig, tensors: Mapping[str, Tensor], style: NameStyle, source: Path
+    family: Family,
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    style: NameStyle,
+    source: Path,
+    layout: Layout | None = None,
 ) -> tuple[Placement, ...]:
     """Finds for every parameter of the model the tensors that fill it.
+
+    Args:
+        family: the table of their names.
+        config: of the model.
+        tensors: the checkpoint's, by name.
+        style: whose names these are.
+        source: the checkpoint's path, for messages.
+        layout: how the checkpoint keeps quantised matrices; None where it has none.
 
     Raises:
         ValueError: a tensor is missing, unexpected, or of the wrong shape; the message names it, and both shapes.
@@ -93,7 +108,15 @@ def place_weights(
             f"{source}: {config.rotary_width} of {config.head_dim} channels rotated, in pairs, is not supported"
         )
     placements, missing, misshapen = [], [], []
-    for name, weight, slot in expected_weights(family, config, style):
+    expected = expected_weights(family, config, style)
+    packed = {} if layout is None else find_packed(layout, _matrices(family, config, expected), tensors, source)
+    parts = {f"{module.name}.{suffix}" for module in packed.values() for suffix in module.tensors}
+    unread = () if layout is None else layout.unread
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in parts and not name.endswith(unread)}
+    for name, weight, slot in expected:
+        if name in packed:
+            placements.append(Placement(packed[name], slot))
+            continue
         shape, tensor = weight.tensor_shape(config), tensors.get(name)
         if tensor is not None and style == "gguf" and shape[0] == 1 and tensor.shape == shape[1:]:
             tensor = replace(tensor, shape=shape, row_bytes=tensor.nbytes)  # the same to ggml
@@ -113,6 +136,25 @@ def place_weights(
         raise ValueError(f"{source}: tensor {_listed(misshapen)}")
     _refuse_unexpected(family, config, tensors, style, source)
     return tuple(placements)
+
+
+def _matrices(
+    family: Family, config: ModelConfig, expected: Sequence[tuple[str, Weight, Slot]]
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of the matrices that a checkpoint can have quantised, by name.
+
+    Raises:
+        ValueError: they are stored the other way round than linear layers.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for name, weight, slot in expected:
+        shape = weight.tensor_shape(config)
+        if not (slot.leaf.endswith("/kernel") and len(shape) == 2 and name.endswith(".weight")):
+            continue
+        if slot.axes and slot.axes[-1] != len(slot.axes) - 1:
+            raise ValueError(f"quantised {family.name} checkpoints are not supported: their {name!r} is [in, out]")
+        found[name] = shape
+    return found
 
 
 def complete_names(family: Family, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     from jaxinfer.checkpoint.output_directory import check_output
 
     check_output(arguments.output)  # before anything is downloaded
-    with _tidy_end():
+    with tidy_end():
         done = convert_checkpoint(
             find_model(arguments.model, arguments),
             arguments.output,
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _tidy_end() -> Iterator[None]:
+def tidy_end() -> Iterator[None]:
     """SIGTERM ends the process by an exception, like Ctrl-C, so that what is half written is removed."""
     if threading.current_thread() is not threading.main_thread():
         yield

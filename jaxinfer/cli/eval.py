@@ -1,8 +1,10 @@
 """`jaxinfer eval`: what a number format does to a model's predictions."""
 
 import argparse
+import contextlib
 import json
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,11 @@ maximum, in nats), at how many places the same token is the most probable, and w
 error of a layer's attention output when the cache of that layer alone is quantised (on the first 2048 tokens of the
 first window).
 
---quantization measures quantised weights: compare runs with and without it.
+--quantization measures quantised weights. With several methods, or with --compare and no KV cache dtypes, the table has
+a line for each, and with --compare one for the unquantised model and how far the others are from it; --also adds
+checkpoints of the same model that are quantised already. Entries of --quantization-config go to the methods that take
+them. "bytes" are those of the weights as the engine holds them: on a CPU every method becomes int8, unless
+--quantization-config '{"fast_form": false}' says otherwise.
 """
 COMPARED = ("int8", "fp8_e4m3", "fp8_e5m2", "int4")
 SIZES = ("max_num_seqs", "kv_cache_memory_bytes", "num_gpu_blocks_override", "enforce_eager", "max_logprobs")
@@ -50,40 +56,45 @@ def add_parser(commands: Any) -> None:
         help="one or more KV cache dtypes: int8, fp8, fp8_e5m2, int4, float32, bfloat16, float16. Default: that of the "
         f"activations; with --compare {', '.join(COMPARED)}, as far as the device can do them.",
     )
-    parser.add_argument("--compare", action="store_true", help="against the unquantised cache, too")
+    parser.add_argument(
+        "--quantization",
+        nargs="+",
+        type=_names,
+        default=[],
+        metavar="METHOD",
+        help="how the weights are stored: one or more of int8, int8_w8a8, fp8, int4, nf4, fp4, gguf, or a quantised "
+        "checkpoint's own; several may be written with commas",
+    )
+    parser.add_argument("--also", nargs="+", default=[], metavar="MODEL", help="other checkpoints of the same model")
+    parser.add_argument("--compare", action="store_true", help="against the unquantised cache or weights, too")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--output-json", type=Path, metavar="FILE", help="write that JSON object to a file, too")
-    add_engine_options(parser, without=("kv_cache_dtype", *SIZES))
+    add_engine_options(parser, without=("kv_cache_dtype", "quantization", *SIZES))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Returns 0."""
-    args = engine_args(arguments)
+    methods = [method for names in arguments.quantization for method in names]
+    by_method = len(methods) > 1 or bool(arguments.also)
+    if by_method or (methods and arguments.compare and not arguments.kv_cache_dtype):
+        return _run_weights(arguments, methods)
+    return _run_cache(arguments, methods[0] if methods else None)
+
+
+def _run_cache(arguments: argparse.Namespace, quantization: str | None) -> int:
+    args = engine_args(arguments, quantization=quantization)
 
     from jaxinfer.evaluation.evaluate import evaluate
     from jaxinfer.evaluation.subject import Subject
     from jaxinfer.evaluation.windows import text_windows
-    from jaxinfer.progress_bar import ProgressBar
     from jaxinfer.startup.kv_dtype import named_kv_cache_dtype
 
     kv_dtypes = [named_kv_cache_dtype(name) for name in arguments.kv_cache_dtype or ()]
-    text = arguments.text.read_text(encoding="utf-8")
-    if arguments.output_json is not None:
-        arguments.output_json.touch()  # a path that cannot be written is better known before the run
+    text = _read_text(arguments)
     subject = Subject.find(args)
     windows = text_windows(subject.tokenizer, text, subject.window(arguments.window))
     kv_dtypes = _chosen(kv_dtypes, subject.dtype, arguments.compare)
-    with ProgressBar(
-        total=len(windows) * (len(kv_dtypes) + arguments.compare),
-        unit="window",
-        dynamic_ncols=True,
-        disable=not sys.stderr.isatty(),
-    ) as bar:
-
-        def progress(kv_dtype: str, output: object) -> None:
-            bar.set_description(f"KV cache {kv_dtype}", refresh=False)
-            bar.update()
-
+    with _bar(len(windows) * (len(kv_dtypes) + arguments.compare), "KV cache") as progress:
         params = subject.load()
         report = evaluate(
             args,
@@ -98,12 +109,61 @@ def run(arguments: argparse.Namespace) -> int:
     import jax
 
     weights = {"quantization": args.quantization, "weight_bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(params))}
-    values = {"model": str(args.model), "text": str(arguments.text), **weights, **report.as_dict()}
+    _print(arguments, {**weights, **report.as_dict()}, report.as_text())
+    return 0
+
+
+def _run_weights(arguments: argparse.Namespace, methods: list[str]) -> int:
+    if len(arguments.kv_cache_dtype or ()) > 1:
+        raise ValueError("--kv-cache-dtype: several weights are compared with one dtype of the KV cache; give one")
+    options = vars(arguments).pop("engine_quantization_config", {})
+    args = engine_args(arguments, kv_cache_dtype=(arguments.kv_cache_dtype or ["auto"])[0])
+
+    from jaxinfer.evaluation.subject import Subject
+    from jaxinfer.evaluation.weights import compared_args, evaluate_weights
+    from jaxinfer.evaluation.windows import text_windows
+
+    engines = compared_args(args, methods, options, arguments.also, compare=arguments.compare)
+    text = _read_text(arguments)
+    subject = Subject.find(args)
+    windows = text_windows(subject.tokenizer, text, subject.window(arguments.window))
+    with _bar(len(windows) * len(engines), "weights") as progress:
+        report = evaluate_weights(subject, engines, windows, on_window=progress)
+    _print(arguments, report.as_dict(), report.as_text())
+    return 0
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def _read_text(arguments: argparse.Namespace) -> str:
+    text: str = arguments.text.read_text(encoding="utf-8")
+    if arguments.output_json is not None:
+        arguments.output_json.touch()  # a path that cannot be written is better known before the run
+    return text
+
+
+@contextlib.contextmanager
+def _bar(total: int, what: str) -> Iterator[Callable[[str, object], None]]:
+    """A progress bar on a terminal, and what to call with a name and each window."""
+    from jaxinfer.progress_bar import ProgressBar
+
+    with ProgressBar(total=total, unit="window", dynamic_ncols=True, disable=not sys.stderr.isatty()) as bar:
+
+        def progress(name: str, output: object) -> None:
+            bar.set_description(f"{what} {name}", refresh=False)
+            bar.update()
+
+        yield progress
+
+
+def _print(arguments: argparse.Namespace, report: dict[str, Any], table: str) -> None:
+    values = {"model": str(arguments.engine_model), "text": str(arguments.text), **report}
     document = json.dumps(values, indent=None if arguments.json else 2)
     if arguments.output_json is not None:
         arguments.output_json.write_text(document + "\n", encoding="utf-8")
-    print(document if arguments.json else report.as_text())
-    return 0
+    print(document if arguments.json else table)
 
 
 def _chosen(given: list[str], dtype: str, compare: bool) -> list[str]:

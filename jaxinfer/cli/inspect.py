@@ -44,12 +44,13 @@ def run(arguments: argparse.Namespace) -> int:
     path = find_model(arguments.model, arguments, weights=False)
     checkpoint = open_checkpoint(path, needs_weights=False)
     facts = summarise(checkpoint)
-    if arguments.quantization is not None:
+    stored_quantised = checkpoint.layout is not None and checkpoint.has_weights
+    if stored_quantised or (arguments.quantization is not None and checkpoint.layout is None):
         facts["stored_as"] = _stored(checkpoint, arguments)
     if arguments.json:
         print(json.dumps(facts, ensure_ascii=False))
     else:
-        print("\n".join(f"{label + ':':<20}{text}" for label, text in _lines(facts)))
+        print("\n".join(f"{label + ':':<19} {text}" for label, text in _lines(facts)))
     return 0
 
 
@@ -86,10 +87,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("vocabulary", f"{facts['vocab_size']:,}" + (", head tied to the embedding" if facts["tied_head"] else "")),
         ("parameters", f"{facts['parameters']:,}"),
         ("bytes", _bytes(facts)),
-        (
-            "quantisation",
-            ", ".join(f"{name} ({_tensors(n)})" for name, n in facts["quantised_tensors"].items()) or "none",
-        ),
+        ("quantisation", _quantisation(facts)),
         *_stored_line(facts),
         ("context", f"{facts['context']:,} tokens"),
         ("rope", f"theta {rope['theta']:g}, " + (_named(rope["scaling"]) or "no scaling")),
@@ -105,7 +103,16 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _bytes(facts: dict[str, Any]) -> str:
     by_dtype = ", ".join(f"{name} {count:,}" for name, count in facts["bytes_by_dtype"].items())
-    return f"{facts['bytes']:,}: {by_dtype}" + ("" if facts["weights"] else " (by the config; no weights are here)")
+    source = "of the model in floats" if facts["quantisation"] else "by the config"
+    return f"{facts['bytes']:,}: {by_dtype}" + ("" if facts["weights"] else f" ({source}; no weights are here)")
+
+
+def _quantisation(facts: dict[str, Any]) -> str:
+    tensors = facts["quantised_tensors"]
+    if facts["quantisation"] is not None:
+        matrices = sum(tensors.values())
+        return facts["quantisation"] + (f" ({matrices} matrices)" if matrices else "")
+    return ", ".join(f"{name} ({_tensors(n)})" for name, n in tensors.items()) or "none"
 
 
 def _stored_line(facts: dict[str, Any]) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from jaxinfer._version import __version__
-from jaxinfer.cli import batch, bench, chat, collect_env, convert, eval, generate, inspect, plan
+from jaxinfer.cli import batch, bench, chat, collect_env, convert, distill, eval, generate, inspect, plan, quantize
 from jaxinfer.cli.engine_options import unbuilt_options
 
 EPILOG = """\
@@ -52,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"jaxinfer {__version__}")
     commands = parser.add_subparsers(title="subcommands", metavar="COMMAND", required=True)
-    for module in (generate, chat, batch, bench, eval, convert, inspect, plan, collect_env):
+    for module in (generate, chat, batch, bench, eval, convert, quantize, distill, inspect, plan, collect_env):
         module.add_parser(commands)
     return parser
 

@@ -107,9 +107,13 @@ class EvalReport:
         rows = [_HEADER, *(_row(result) for result in self.results)]
         if all(result.difference is None for result in self.results):
             rows = [row[:4] for row in rows]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([begin, "", *lines])
+        return "\n".join([begin, "", *table(rows)])
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of cells that stand below each other."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 _HEADER = (

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.fused_product import normed_product
 from jaxinfer.models.linear import Linear
 from jaxinfer.models.norm import Norm
 from jaxinfer.models.rope import Rotation, rotate
@@ -61,11 +62,19 @@ class SelfAttention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, angles: Rotation, attend: AttentionFn[Cache], cache: Cache
+        self, x: jax.Array, angles: Rotation, attend: AttentionFn[Cache], cache: Cache, norm: Norm | None = None
     ) -> tuple[jax.Array, Cache]:
+        """`norm`: of x, which comes first."""
         c = self.config
         heads, groups, width = c.num_key_value_heads, c.num_query_groups, c.head_dim
-        qkv = Linear((heads, groups + 2, width), (c.hidden_size,), c.qkv_bias, self.param_dtype, name="qkv")(x)
+        linear = Linear((heads, groups + 2, width), (c.hidden_size,), c.qkv_bias, self.param_dtype, name="qkv")
+        fused = None
+        if norm is not None and not c.qkv_bias and not self.is_initializing():
+            fused = normed_product(x, norm, linear.variables["params"]["kernel"])
+        if fused is None:
+            qkv = linear(x if norm is None else norm(x))
+        else:
+            qkv = fused.reshape(x.shape[0], heads, groups + 2, width)
         if c.qk_norm is not None:
             q, k = self._norm("q_norm", qkv[:, :, :-2]), self._norm("k_norm", qkv[:, :, -2])
             qkv = jnp.concatenate([q, k[:, :, None], qkv[:, :, -1:]], axis=2)

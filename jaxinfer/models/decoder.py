@@ -54,23 +54,25 @@ class DecoderLayer(nn.Module):
         self, x: jax.Array, angles: Rotation, attend: AttentionFn[Cache], cache: Cache
     ) -> tuple[jax.Array, Cache]:
         c = self.config
-        normed = self.attn_norm(x) if c.pre_norms else x
-        mixed, cache = self.attn(normed, angles, attend, cache)
+        # A norm goes into what it is before, which may do both in one kernel; a norm that two share is computed once.
+        shared = self.attn_norm(x) if c.block == "parallel_shared_norm" else None
+        norm = self.attn_norm if c.pre_norms and shared is None else None
+        mixed, cache = self.attn(x if shared is None else shared, angles, attend, cache, norm)
         if c.post_norms:
             mixed = self.attn_post_norm(mixed)
         mixed = _scaled(mixed, c.residual_multiplier)
         if c.block == "sequential":
             x = x + mixed
-        out = self._feed_forward(x, normed)
+        out = self._feed_forward(x, shared)
         if c.post_norms:
             out = self.mlp_post_norm(out)
         out = _scaled(out, c.residual_multiplier)
         return (x + out if c.block == "sequential" else x + mixed + out), cache
 
-    def _feed_forward(self, x: jax.Array, attn_normed: jax.Array) -> jax.Array:
+    def _feed_forward(self, x: jax.Array, shared: jax.Array | None) -> jax.Array:
         c = self.config
-        if c.block == "parallel_shared_norm":
-            return self.mlp(attn_normed)
+        if shared is not None:
+            return self.mlp(shared)
         if not c.pre_norms:
             return self.mlp(x)
         return self.mlp(x, self.mlp_norm)
@@ -132,9 +134,7 @@ class Decoder(nn.Module):
             hidden[T, D], and the caches with the new keys and values.
         """
         c = self.config
-        x = _scaled(self.embed(tokens), c.embedding_multiplier)
-        if c.learned_positions:
-            x = x + self.embed_positions(positions)
+        x = self.embedded(tokens, positions)
         angles = {rope: rotation(c, positions, rope) for rope in sorted({kind.rope for kind in c.layer_kinds})}
         written = []
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
@@ -146,7 +146,18 @@ class Decoder(nn.Module):
                 block = DecoderLayer(c, kind, sum_over=self.sum_over, parent=None)
                 x, cache = apply_layer(block, params, x, angles[kind.rope], attend, cache)
             written.append(cache)
-        return self.final_norm(x), written
+        return self.normed(x), written
+
+    def embedded(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+        """``x[T, D]`` that goes into the first layer, of ``tokens[T]`` at ``positions[T]``."""
+        c = self.config
+        x = _scaled(self.embed(tokens), c.embedding_multiplier)
+        return x + self.embed_positions(positions) if c.learned_positions else x
+
+    def normed(self, x: jax.Array) -> jax.Array:
+        """Hidden states of what comes out of the last layer."""
+        normed: jax.Array = self.final_norm(x)
+        return normed
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """``hidden[R, D] -> float32[R, V]``, scaled and capped."""

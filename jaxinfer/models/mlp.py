@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.fused_product import gated_product, plain_scale
 from jaxinfer.models.linear import Linear
 from jaxinfer.models.norm import Norm
 from jaxinfer.quant.array import QuantArray
@@ -26,12 +27,12 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, norm: Norm | None = None) -> jax.Array:
-        c, act = self.config, ACTIVATIONS[self.config.hidden_act]
+        c, act, maxima = self.config, ACTIVATIONS[self.config.hidden_act], None
         if c.mlp_gated:
             gate_up = Linear((2, self.width), (c.hidden_size,), c.mlp_bias, self.param_dtype, name="gate_up")
-            if norm is not None and not self.is_initializing() and self._fuses(x, norm, gate_up):
-                scale, weights = norm.variables["params"]["scale"], gate_up.variables["params"]["kernel"]
-                hidden = norm_gated_matmul(x, scale, weights, epsilon=c.rms_norm_eps, activation=c.hidden_act)
+            fused = None if norm is None or self.is_initializing() else self._fused(x, norm, gate_up)
+            if fused is not None:
+                hidden, maxima = fused
             else:
                 both = gate_up(x if norm is None else norm(x))
                 hidden = act(both[:, 0]) * both[:, 1]
@@ -39,14 +40,17 @@ class MLP(nn.Module):
             up = Linear((self.width,), (c.hidden_size,), c.mlp_bias, self.param_dtype, name="up")
             hidden = act(up(x if norm is None else norm(x)))
         sizes = (c.hidden_size,), (self.width,)
-        return Linear(*sizes, c.mlp_bias, self.param_dtype, self.sum_over, name="down")(hidden)
+        return Linear(*sizes, c.mlp_bias, self.param_dtype, self.sum_over, name="down")(hidden, row_maxima=maxima)
 
-    def _fuses(self, x: jax.Array, norm: Norm, gate_up: Linear) -> bool:
-        """Whether there is a kernel for these parameters on the current device."""
-        c = self.config
-        if c.mlp_bias or c.norm != "rms" or c.norm_unit_offset:
-            return False
-        scale, weights = norm.variables["params"]["scale"], gate_up.variables["params"]["kernel"]
+    def _fused(self, x: jax.Array, norm: Norm, gate_up: Linear) -> tuple[jax.Array, jax.Array | None] | None:
+        """What `down` takes, and its rows' maxima if they come with it; None where there is no kernel for these
+        parameters on the current device."""
+        c, weights = self.config, gate_up.variables["params"]["kernel"]
+        if c.mlp_bias:
+            return None
         if isinstance(weights, QuantArray):
-            return False
-        return scale.dtype == x.dtype and chosen_implementation(x, weights, c.hidden_act) == "triton"
+            return gated_product(x, norm, weights, c.hidden_act)
+        scale = plain_scale(norm)
+        if scale is None or scale.dtype != x.dtype or chosen_implementation(x, weights, c.hidden_act) != "triton":
+            return None
+        return norm_gated_matmul(x, scale, weights, epsilon=c.rms_norm_eps, activation=c.hidden_act), None

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.planning.gpu_names import NamedGPU
+from jaxinfer.planning.gpu_specs import FP8_CAPABILITY
 from jaxinfer.planning.memory_plan import MemoryPlan, Setting, memory_plan, most_seqs
 from jaxinfer.planning.planned_model import PlannedModel
 
@@ -13,7 +14,6 @@ TIGHT_SHARE = 0.9
 """Weights that take more of the budget leave too little for a cache worth having, and for what no formula sees."""
 SMALL_SHARE = 0.25
 """Weights that take less of the budget in 16 bits stay there: 4 bits would hold a quarter more requests at the most."""
-FP8_CAPABILITY = (8, 9)
 FOUR_BIT_CACHE = "int4"
 
 

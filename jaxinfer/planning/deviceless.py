@@ -117,7 +117,7 @@ def compile_for(
     args = jax.tree.map(lambda leaf: _on(target.mesh, leaf), args)
     with tempfile.TemporaryDirectory() as folder, _no_persistent_cache():
         begin = time.perf_counter()
-        with jax.sharding.use_abstract_mesh(_abstract_mesh(target)):
+        with compiling_for(target):
             lowered = function.lower(*args)
         # XLA puts the machine code of every kernel into its cache file.
         cubins = Path(folder) / "kernels"
@@ -151,6 +151,13 @@ def _on(mesh: Mesh, leaf: Any) -> Any:
         return leaf
     sharding = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding or NamedSharding(mesh, PartitionSpec()))
+
+
+@contextlib.contextmanager
+def compiling_for(target: GPUTarget) -> Iterator[None]:
+    """Inside, whatever asks for the device is told of this one (`pallas_kernels.dispatch.current_device`)."""
+    with jax.sharding.use_abstract_mesh(_abstract_mesh(target)):
+        yield
 
 
 def _abstract_mesh(target: GPUTarget) -> AbstractMesh:

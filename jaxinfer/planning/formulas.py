@@ -37,9 +37,9 @@ WEIGHT_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
         "int8": WeightFormat(8, channel_bits=32),
         "int8_w8a8": WeightFormat(8, channel_bits=32),
         "fp8": WeightFormat(8, channel_bits=32),
-        # Groups of 128: a 16-bit scale, and of these two a 4-bit zero point.
-        "awq": WeightFormat(4 + (16 + 4) / 128),
-        "gptq": WeightFormat(4 + (16 + 4) / 128),
+        # Groups of 128: a 16-bit scale, and the zero point as a float, of 32 bits where groups differ in it.
+        "awq": WeightFormat(4 + (16 + 32) / 128),
+        "gptq": WeightFormat(4 + (16 + 16) / 128),
         # Groups of 128 with a scale and an offset in bfloat16.
         "int4": WeightFormat(4 + (16 + 16) / 128),
         # Blocks of 64 with a float32 scale (arXiv:2305.14314, without quantised scales).

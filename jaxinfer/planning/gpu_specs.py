@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+FP8_CAPABILITY = (8, 9)
+"""Compute capability from which tensor cores multiply float8."""
+
 
 @dataclass(frozen=True)
 class GPUSpec:

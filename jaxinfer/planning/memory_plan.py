@@ -6,7 +6,7 @@ from functools import cached_property
 
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.planning.formulas import kv_token_size, model_weight_size
-from jaxinfer.planning.gpu_specs import GPUSpec
+from jaxinfer.planning.gpu_specs import FP8_CAPABILITY, GPUSpec
 from jaxinfer.planning.memory import DeviceBudget, blocks_for, held_tokens
 from jaxinfer.planning.step_memory import StepMemory, step_memory
 
@@ -114,6 +114,8 @@ def _step(setting: Setting) -> StepMemory:
         num_rows=setting.max_seqs,
         table_width=-(-setting.context // setting.block_size),
         tp=setting.tp,
+        rounds=setting.quant == "int8_w8a8"
+        or (setting.quant == "fp8" and setting.gpu.compute_capability >= FP8_CAPABILITY),
     )
 
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from jaxinfer.config import require_positive
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.planning.candidates import FP8_CAPABILITY, Question, best_plan, splits
+from jaxinfer.planning.candidates import Question, best_plan, splits
 from jaxinfer.planning.engine_support import engine_refusals
 from jaxinfer.planning.formulas import kv_format_name, weight_format
 from jaxinfer.planning.gpu_names import NamedGPU, find_gpu
-from jaxinfer.planning.gpu_specs import GPUSpec
+from jaxinfer.planning.gpu_specs import FP8_CAPABILITY, GPUSpec
 from jaxinfer.planning.memory import require_fraction
 from jaxinfer.planning.memory_plan import MemoryPlan, Setting, mean_tokens
 from jaxinfer.planning.plan_words import reasons, refusal

@@ -39,7 +39,14 @@ class StepMemory:
 
 
 def step_memory(
-    model: ModelConfig, *, num_tokens: int, num_rows: int, table_width: int, itemsize: int = 2, tp: int = 1
+    model: ModelConfig,
+    *,
+    num_tokens: int,
+    num_rows: int,
+    table_width: int,
+    itemsize: int = 2,
+    tp: int = 1,
+    rounds: bool = False,
 ) -> StepMemory:
     """Of the largest step, which draws with the full sampler.
 
@@ -50,6 +57,7 @@ def step_memory(
         table_width: M, blocks of the longest request.
         itemsize: bytes of an activation.
         tp: devices that the layers are split over.
+        rounds: whether activations are rounded to 8 bits (W8A8): products come out in 32 bits, before their scales.
     """
     logits = 4 * num_rows * model.vocab_size
     return StepMemory(
@@ -57,24 +65,27 @@ def step_memory(
         logits=LOGITS_IN_FLIGHT * logits,
         inputs=2 * 4 * (4 * num_tokens + num_rows * (table_width + 32)),
         scratch=max(
-            _layer_scratch(model, num_tokens, tp) * itemsize + WORKSPACE_BYTES,
+            int(_layer_scratch(model, num_tokens, tp, 4 / itemsize if rounds else 1) * itemsize) + WORKSPACE_BYTES,
             SAMPLER_COPIES * logits + (logits // 2 if tp > 1 else 0),  # split, they are written once more in 16 bits
         ),
     )
 
 
-def _layer_scratch(model: ModelConfig, num_tokens: int, tp: int) -> int:
+def _layer_scratch(model: ModelConfig, num_tokens: int, tp: int, product: float) -> float:
     """Values held at the peak of a layer: the residual stream with attention's queries, keys and values twice over, or
-    with the feed-forward's gate, up and product (without a gate: its hidden layer and its result)."""
+    with the feed-forward's gate, up and product (without a gate: its hidden layer and its result). What comes out of a
+    product takes `product` of the others."""
     width = model.hidden_size
     # Summed over the devices into another buffer; with norms behind the layers the sum waits for the norm.
     residual = width * (1 + (tp > 1) + 2 * model.post_norms)
     queries = model.num_attention_heads * model.head_dim // tp
     keys = model.num_key_value_heads * model.head_dim // tp
-    attention = residual + 3 * queries + 2 * keys
+    normed = width * (product > 1)  # beside its codes
+    attention = residual + normed + 2 * queries + product * (queries + 2 * keys)
     ffn = model.shared_expert_intermediate_size if model.num_experts else model.intermediate_size
     channels = -(-ffn // tp)
-    dense = residual + (3 * channels if model.mlp_gated else channels + width)
+    gates = 2 if model.mlp_gated else 1
+    dense = residual + normed + product * gates * channels + (channels if model.mlp_gated else width)
     peak = num_tokens * max(attention, dense)
     if not model.num_experts:
         return peak
@@ -83,5 +94,5 @@ def _layer_scratch(model: ModelConfig, num_tokens: int, tp: int) -> int:
     slices = -(-num_tokens * hidden // MAX_HIDDEN_VALUES)
     while num_tokens % slices:
         slices += 1
-    experts = 3 * hidden * (num_tokens // slices) // (2 * tp) + 3 * num_tokens * width
+    experts = (product + 0.5) * hidden * (num_tokens // slices) / tp + 3 * num_tokens * width
     return max(peak, experts)

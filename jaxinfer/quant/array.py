@@ -14,7 +14,7 @@ Array = Any
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["codes", "scale", "offset", "codebook"],
+    data_fields=["codes", "scale", "offset", "codebook", "order"],
     meta_fields=["bits", "group", "axis", "shape", "dtype", "act_bits"],
 )
 @dataclass(frozen=True)
@@ -36,7 +36,10 @@ class QuantArray:
         axis: the first input axis of `shape`.
         shape: of the float parameter.
         dtype: its dtype's name, which activations made from it have.
-        act_bits: 8 if activations are rounded to int8 for the product, else 16.
+        act_bits: 8 if activations are rounded to the codes' dtype for the product, where the device has products of
+            such numbers; else 16.
+        order: int32[K], a permutation: what is stored as input j of a channel is the parameter's input ``order[j]``
+            (GPTQ's act-order); or None for as they are.
     """
 
     codes: Array
@@ -49,6 +52,7 @@ class QuantArray:
     shape: tuple[int, ...]
     dtype: str = "float32"
     act_bits: int = 16
+    order: Array | None = None
 
     @property
     def channels(self) -> int:
@@ -67,7 +71,7 @@ class QuantArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes, scales, offsets and codebook."""
+        """Bytes of codes, scales, offsets, codebook and order."""
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
 
 
@@ -139,4 +143,7 @@ def dequantize(array: QuantArray, dtype: Any = jnp.float32) -> jax.Array:
     values = groups * scales_of(array).reshape(array.channels, -1, 1)
     if array.offset is not None:
         values = values + jnp.asarray(array.offset, jnp.float32).reshape(array.channels, -1, 1)
-    return values.astype(dtype).reshape(array.shape)
+    values = values.astype(dtype)
+    if array.order is not None:
+        values = jnp.take(values.reshape(array.channels, array.row), jnp.argsort(array.order), axis=1)
+    return values.reshape(array.shape)

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxinfer.quant.array import QuantArray
 from jaxinfer.quant.quantize import dequantized, quantize, quantized_shape
-from jaxinfer.quant.storage import FORMATS, Method, Storage, fitting
+from jaxinfer.quant.storage import FORMATS, CheckpointMethod, Method, Storage, fitting
 
 # Output axes come first in a parameter: one in these, all but the last in the other matrices.
 _ONE_OUTPUT_AXIS = ("attn/out/kernel", "mlp/down/kernel", "shared/down/kernel")
@@ -30,10 +30,11 @@ class QuantPlan:
         embedding: whether the token table is stored in 8 bits; with tied weights it is the head, too.
         fast_form: whether matrices end up as int8 per output channel, made from the values that the method gives: what
             a CPU multiplies quickly.
-        kept: of "gguf": path -> format of the parameters whose codes are taken over from the file.
+        kept: path -> format of the parameters whose codes are taken over from the checkpoint.
+        only_kept: whether the other parameters of layers stay in floats: the method is the checkpoint's.
     """
 
-    method: Method
+    method: Method | CheckpointMethod
     group: int | None = None
     symmetric: bool = True
     double: bool = False
@@ -41,6 +42,7 @@ class QuantPlan:
     embedding: bool = False
     fast_form: bool = False
     kept: Mapping[str, Storage] = field(default_factory=dict)
+    only_kept: bool = False
 
     def source(self, path: str, shape: tuple[int, ...]) -> Storage | None:
         """The format that the method gives a parameter; None for floats."""
@@ -49,7 +51,7 @@ class QuantPlan:
         axis = input_axis(path, shape)
         if axis is None or not self._includes(path):
             return None
-        wanted = FORMATS[self.method]
+        wanted = FORMATS.get(self.method, Storage("int8"))
         if path in (_HEAD, _EMBEDDING):
             return Storage("fp8" if wanted.kind == "fp8" else "int8", act_bits=wanted.act_bits)
         if wanted.bits == 4:
@@ -62,7 +64,7 @@ class QuantPlan:
         source = self.source(path, shape)
         if source is None or not self.fast_form:
             return source
-        return Storage("int8", act_bits=source.act_bits)
+        return Storage("int8", act_bits=source.act_bits if source.kind == "int8" else 16)
 
     def shape_of(self, path: str, spec: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct | QuantArray:
         """What becomes of a float parameter of this shape."""
@@ -97,7 +99,7 @@ class QuantPlan:
         return jax.tree_util.tree_map_with_path(lambda path, spec: self.shape_of(path_name(path), spec), shapes)
 
     def _includes(self, path: str) -> bool:
-        return {_HEAD: self.head, _EMBEDDING: self.embedding}.get(path, True)
+        return {_HEAD: self.head, _EMBEDDING: self.embedding}.get(path, not self.only_kept)
 
 
 def path_name(path: tuple[Any, ...]) -> str:

@@ -30,7 +30,7 @@ def quantize(values: np.ndarray, axis: int, storage: Storage, dtype: str = "floa
         dtype: name of the dtype that the parameter has in floats.
 
     Returns:
-        A QuantArray of NumPy arrays.
+        A QuantArray of NumPy arrays, whose inputs are in their own order (also where the format has one).
 
     Raises:
         ValueError: a value is NaN or beyond `LARGEST`, the group does not divide a channel, or 4 bits of an odd last
@@ -54,7 +54,7 @@ def quantize(values: np.ndarray, axis: int, storage: Storage, dtype: str = "floa
         codes[start:stop] = (pack_nibbles(packed) if storage.bits == 4 else packed).reshape(len(part), -1)
         scale[start:stop] = scales.reshape(len(part), -1)
         if offset is not None:
-            offset[start:stop] = offsets[0].reshape(len(part), -1)
+            offset[start:stop] = offsets[0].reshape(len(part), -1) if offsets else 0
     return QuantArray(
         codes=codes.reshape(expected.codes.shape),
         scale=_stored_scale(scale.reshape(*values.shape[:axis], -1), storage),
@@ -66,6 +66,7 @@ def quantize(values: np.ndarray, axis: int, storage: Storage, dtype: str = "floa
         shape=tuple(values.shape),
         dtype=dtype,
         act_bits=storage.act_bits,
+        order=np.arange(expected.row, dtype=np.int32) if storage.ordered else None,
     )
 
 
@@ -100,6 +101,7 @@ def quantized_shape(shape: tuple[int, ...], axis: int, storage: Storage, dtype: 
         shape=tuple(shape),
         dtype=dtype,
         act_bits=storage.act_bits,
+        order=spec((row,), jnp.int32) if storage.ordered else None,
     )
 
 
@@ -112,6 +114,8 @@ def dequantized(array: QuantArray) -> np.ndarray:
     values = codes.astype(np.float32).reshape(-1, array.group) * host_scales(array).reshape(-1, 1)
     if array.offset is not None:
         values += np.asarray(array.offset, np.float32).reshape(-1, 1)
+    if array.order is not None:
+        values = values.reshape(array.channels, array.row)[:, np.argsort(array.order)]
     return values.reshape(array.shape)
 
 
@@ -147,7 +151,10 @@ def _rounding(storage: Storage) -> Callable[[np.ndarray], tuple[np.ndarray, ...]
 
 
 def _stored_scale(scale: np.ndarray, storage: Storage) -> np.ndarray | CodedScale:
-    if not storage.double:
-        return scale
+    return coded_scales(scale) if storage.double else scale
+
+
+def coded_scales(scale: np.ndarray) -> CodedScale:
+    """float32 scales of a matrix in 8 bits, as double quantisation has them."""
     codes, blocks, offset = quantize_scales(scale)
     return CodedScale(codes.reshape(scale.shape), blocks, np.asarray(offset), DYNAMIC, scale.shape)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Kind = Literal["int8", "fp8", "int4", "nf4", "fp4"]
+FloatType = Literal["float32", "bfloat16", "float16"]
 
 BITS: dict[Kind, int] = {"int8": 8, "fp8": 8, "int4": 4, "nf4": 4, "fp4": 4}
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -22,9 +23,12 @@ class Storage:
             of bitsandbytes' table of 16 values ("nf4", "fp4").
         group: neighbouring inputs of a channel that share a scale; 0 is all of them.
         symmetric: of "int4": the code 8 is zero; else each group has a zero point of its own.
-        act_bits: 8 if activations are rounded to int8 as well, each token with a scale of its own; else 16.
+        act_bits: 8 if activations are rounded to the codes' dtype as well, each token with a scale of its own; else 16.
+            Of "fp8" only where tensor cores multiply such numbers (compute capability 8.9), elsewhere it is as 16.
         double: scales are codes of 8 bits themselves, in blocks of `SCALES_PER_BLOCK`.
-        half: scales and offsets are float16, as in a GGUF file.
+        scales: dtype of the scales where it is not the kind's own, as a file has them.
+        offsets: dtype of the offsets likewise; None for a format without.
+        ordered: inputs are stored in an order of the matrix's own.
     """
 
     kind: Kind
@@ -32,19 +36,23 @@ class Storage:
     symmetric: bool = True
     act_bits: int = 16
     double: bool = False
-    half: bool = False
+    scales: FloatType | None = None
+    offsets: FloatType | Literal[""] | None = ""
+    ordered: bool = False
 
     @property
     def scale_dtype(self) -> str:
         """Of the scales: bfloat16 for groups of 4 bits, whose scales are many."""
-        return "float16" if self.half else "bfloat16" if self.kind == "int4" else "float32"
+        return self.scales or ("bfloat16" if self.kind == "int4" else "float32")
 
     @property
     def offset_dtype(self) -> str | None:
         """Of the offsets, which are whole multiples of the scales, exactly; None for a format without."""
+        if self.offsets != "":
+            return self.offsets
         if self.kind != "int4":
             return None
-        return "float16" if self.half else "bfloat16" if self.symmetric else "float32"
+        return "bfloat16" if self.symmetric else "float32"
 
     @property
     def bits(self) -> int:
@@ -56,21 +64,25 @@ class Storage:
         return self.group or row
 
     def nbytes(self, channels: int, row: int) -> int:
-        """Bytes of a matrix ``[channels, row]`` with its scales, offsets and tables."""
+        """Bytes of a matrix ``[channels, row]`` with its scales, offsets, tables and order."""
         scales = channels * row // self.group_of(row)
         codes = channels * row * self.bits // 8
         offsets = scales * _BYTES[self.offset_dtype] if self.offset_dtype else 0
         table = 4 * 16 if self.kind in ("nf4", "fp4") else 0
         nested = scales + 4 * -(-scales // SCALES_PER_BLOCK) + 4 + 4 * 256
-        return codes + (nested if self.double else scales * _BYTES[self.scale_dtype]) + offsets + table
+        order = 4 * row if self.ordered else 0
+        return codes + (nested if self.double else scales * _BYTES[self.scale_dtype]) + offsets + table + order
 
     def __str__(self) -> str:
         grouped = f" in groups of {self.group}" if self.group else " per output channel"
         details = [
             "" if self.symmetric else "asymmetric",
             "quantised scales" if self.double else "",
-            "activations in int8" if self.act_bits == 8 else "",
+            "" if self.act_bits == 16 else f"activations in {self.kind}",
+            "inputs in an order of their own" if self.ordered else "",
         ]
+        if self.act_bits == 8 and self.kind == "fp8":
+            details.append("on GPUs of compute capability 8.9 or later")
         return ", ".join([self.kind + grouped, *filter(None, details)])
 
 
@@ -91,10 +103,12 @@ def fitting(wanted: Storage, row: int, last: int) -> Storage:
 
 
 Method = Literal["int8", "int8_w8a8", "fp8", "int4", "nf4", "fp4", "gguf"]
-FORMATS: Mapping[Method, Storage] = {
+CheckpointMethod = Literal["awq", "gptq", "compressed-tensors", "bitsandbytes"]
+"""Methods that are read from a checkpoint only. ("fp8" is either.)"""
+FORMATS: Mapping[Method | CheckpointMethod, Storage] = {
     "int8": Storage("int8"),
     "int8_w8a8": Storage("int8", act_bits=8),
-    "fp8": Storage("fp8"),
+    "fp8": Storage("fp8", act_bits=8),
     "int4": Storage("int4", 128),
     "nf4": Storage("nf4", 64),
     "fp4": Storage("fp4", 64),

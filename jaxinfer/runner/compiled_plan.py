@@ -1,15 +1,28 @@
 """A memory plan whose numbers come from XLA: the engine's step programs, compiled for a GPU that is not here."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import jax
+
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.decoder import param_shapes
 from jaxinfer.planning.deviceless import gpu_target
 from jaxinfer.planning.memory_plan import MemoryPlan
 from jaxinfer.planning.step_memory import LOGITS_IN_FLIGHT
+from jaxinfer.quant.plan import QuantPlan, input_axis, path_name
+from jaxinfer.quant.storage import CheckpointMethod, Method, Storage
 from jaxinfer.runner.deviceless_step import DevicelessStep, compile_step
 from jaxinfer.runner.inputs import StepSpec, packed_size
 from jaxinfer.sampling.state import state_bytes
 
 _UNQUANTISED = ("fp16", "bf16")
+_METHODS: Mapping[str, Method] = {name: name for name in ("int8", "int8_w8a8", "fp8", "int4", "nf4")}
+_OF_CHECKPOINTS: Mapping[CheckpointMethod, Storage] = {
+    "awq": Storage("int4", 128, symmetric=False, scales="float16", offsets="float32"),
+    "gptq": Storage("int4", 128, scales="float16", offsets="float16"),
+}
+"""As the common checkpoints have it, GPTQ's with zero points in the middle."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +60,7 @@ def compile_plan(plan: MemoryPlan, gpu: str) -> CompiledPlan:
     """Compiles the largest step, which draws with the full sampler, and a greedy decode step; allocates nothing.
 
     Args:
-        plan: weights in 16 bits.
+        plan: weights in 16 bits, or quantised for one GPU.
         gpu: name in `jaxinfer.planning.gpu_specs.GPU_SPECS`.
 
     Raises:
@@ -55,13 +68,9 @@ def compile_plan(plan: MemoryPlan, gpu: str) -> CompiledPlan:
         RuntimeError: the CUDA plugin is missing; says what to install.
     """
     setting = plan.setting
-    if setting.quant not in _UNQUANTISED:
-        raise ValueError(
-            f"quant={setting.quant!r} cannot be compiled: plans of quantised weights are not compiled yet; ask for "
-            "quant='fp16', on more or larger GPUs if need be"
-        )
     rows, width = setting.max_seqs, -(-setting.context // setting.block_size)
     largest = StepSpec(max(setting.max_num_batched_tokens, rows), rows, width, sampler=True)
+    quant_plan = plan_of_format(setting.quant, setting.model)
     target = gpu_target(gpu, setting.tp)
 
     def compiled(spec: StepSpec) -> DevicelessStep:
@@ -72,6 +81,7 @@ def compile_plan(plan: MemoryPlan, gpu: str) -> CompiledPlan:
             num_pages=plan.num_blocks,
             block_size=setting.block_size,
             kv_dtype=setting.kv_dtype,
+            plan=quant_plan,
         )
 
     whole, decode = compiled(largest), compiled(StepSpec(rows, rows, width, sampler=False))
@@ -88,3 +98,23 @@ def compile_plan(plan: MemoryPlan, gpu: str) -> CompiledPlan:
         launches_outside_graphs=len(decode.report.launches_outside_graphs()),
         compile_seconds=memory.compile_seconds + decode.report.compile_seconds,
     )
+
+
+def plan_of_format(name: str, model: ModelConfig) -> QuantPlan | None:
+    """How a model's parameters are stored in a format of `jaxinfer.planning.formulas.WEIGHT_FORMATS`; None for 16 bits.
+
+    Raises:
+        ValueError: the engine has no such weights on a GPU.
+    """
+    if name in _UNQUANTISED:
+        return None
+    if name in _METHODS:
+        return QuantPlan(_METHODS[name])
+    for method, storage in _OF_CHECKPOINTS.items():
+        if name == method:
+            leaves = jax.tree_util.tree_leaves_with_path(param_shapes(model, "bfloat16"))
+            shapes = {path_name(path): leaf.shape for path, leaf in leaves}
+            layers = (path for path, shape in shapes.items() if path.startswith("layers_") and input_axis(path, shape))
+            return QuantPlan(method, kept=dict.fromkeys(layers, storage), only_kept=True)
+    names = ", ".join((*_UNQUANTISED, *_METHODS, *_OF_CHECKPOINTS))
+    raise ValueError(f"quant={name!r} cannot be compiled; use one of {names}")

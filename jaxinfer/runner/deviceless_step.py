@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxinfer.cache.paged import KVCache, kv_cache_shapes
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import param_shapes
-from jaxinfer.planning.deviceless import DevicelessReport, GPUTarget, compile_for
+from jaxinfer.planning.deviceless import DevicelessReport, GPUTarget, compile_for, compiling_for
 from jaxinfer.planning.xla_dump import Launch
 from jaxinfer.quant.plan import QuantPlan
 from jaxinfer.runner.inputs import StepSpec, packed_size
@@ -119,7 +119,9 @@ def compile_step(
         outputs = StepOutput(whole, whole, pages, whole)  # type: ignore[arg-type]
         step = jax.shard_map(step, mesh=target.mesh, in_specs=specs, out_specs=outputs, check_vma=False)
         arguments = (_placed(target, arguments[0], specs[0]), _pool_placed(target, kv, pages), state, packed)
-    report = compile_for(target, jax.jit(step, donate_argnums=(1, 2)), *arguments, compiler_options=gpu_options(params))
+    with compiling_for(target):
+        options = gpu_options(params)
+    report = compile_for(target, jax.jit(step, donate_argnums=(1, 2)), *arguments, compiler_options=options)
     return DevicelessStep(report, params, kv, state, count)
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxinfer.cache.paged import KVCache, copy_blocks
 from jaxinfer.config import EngineConfig
 from jaxinfer.quant.array import QuantArray
+from jaxinfer.quant.gpu_matmul import act_dtype
 from jaxinfer.runner.block_copies import COPIES_A_CALL
 from jaxinfer.runner.buckets import bucket_for, token_buckets
 from jaxinfer.runner.inputs import StepSpec, packed_size
@@ -43,14 +44,14 @@ GPU_OPTIONS: Mapping[str, bool | int | str] = MappingProxyType(
 
 
 def gpu_options(params: object) -> dict[str, bool | int | str]:
-    """`GPU_OPTIONS`, or what suits parameters of 8 bits with activations of 16 better: XLA's own products, which
-    convert the codes as they read them. cuBLASLt would be given a copy of every matrix in 16 bits.
+    """`GPU_OPTIONS`, or what suits parameters of 8 bits better that meet activations of 16 on the current device: XLA's
+    own products, which convert the codes as they read them. cuBLASLt would be given a copy of every matrix in 16 bits.
 
     Args:
         params: parameters, or their shapes.
     """
     leaves = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, QuantArray))
-    converts = any(isinstance(leaf, QuantArray) and leaf.bits == 8 and leaf.act_bits == 16 for leaf in leaves)
+    converts = any(isinstance(leaf, QuantArray) and leaf.bits == 8 and act_dtype(leaf) is None for leaf in leaves)
     return dict(GPU_OPTIONS) | ({"xla_gpu_enable_triton_gemm": True} if converts else {})
 
 

@@ -42,7 +42,9 @@ class EngineArgs:
             output channel), "int8_w8a8" (activations are rounded to int8 as well, each token with a scale of its own),
             "fp8" (e4m3), "int4" (groups of 128), "nf4" or "fp4" (bitsandbytes' tables, blocks of 64), or "gguf", which
             takes over the codes of a file's Q4_0, Q4_1 and Q8_0 tensors and rounds the others to int8 in groups of 32.
-            Norms, routers and, unless asked for, embedding and head stay as they are. None is dtype.
+            Norms, routers and, unless asked for, embedding and head stay as they are. None is dtype, or what a
+            checkpoint that is quantised already says; its own method ("awq", "gptq", "compressed-tensors",
+            "bitsandbytes", "fp8") may be given, too.
         quantization_config: options of `quantization`, see `jaxinfer.startup.quantization.QuantOptions`.
         load_in_8bit: transformers' name of quantization="int8".
         load_in_4bit: transformers' name of quantization="fp4" or "nf4", see the next.

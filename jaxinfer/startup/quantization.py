@@ -8,26 +8,22 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.quant.storage import FORMATS, Method
+from jaxinfer.quant.storage import FORMATS, CheckpointMethod, Method
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from jaxinfer.checkpoint.checkpoint import Checkpoint
+    from jaxinfer.quant.layouts.layout import Layout
     from jaxinfer.quant.plan import QuantPlan
 
+AnyMethod = Method | CheckpointMethod
 METHODS: tuple[Method, ...] = get_args(Method)
-_CHECKPOINT_FORMATS = (
-    "awq",
-    "awq_marlin",
-    "bitsandbytes",
-    "compressed-tensors",
-    "fbgemm_fp8",
-    "gptq",
-    "gptq_marlin",
-    "modelopt",
-    "torchao",
-)
+CHECKPOINT_METHODS: tuple[CheckpointMethod, ...] = get_args(CheckpointMethod)
+_UNREAD_FORMATS = ("fbgemm_fp8", "modelopt", "torchao")
 GROUP_SIZES = (16, 32, 64, 128, 256, -1)
 _ALIASES = {"w8a8": "int8_w8a8", "bnb_4bit_use_double_quant": "double_quant"}
+_ALIASES |= {"awq_marlin": "awq", "gptq_marlin": "gptq"}  # vLLM's names of a kernel for what lies in the files
 
 
 @dataclass(frozen=True)
@@ -55,8 +51,8 @@ class QuantOptions:
     fast_form: bool | None = None
 
 
-def named_method(value: object) -> Method | None:
-    """The method of that name, None for None.
+def named_method(value: object) -> AnyMethod | None:
+    """The method of that name, None for None: that of the checkpoint.
 
     Raises:
         ValueError: there is none, or it is the format of a checkpoint that cannot be read yet.
@@ -64,19 +60,22 @@ def named_method(value: object) -> Method | None:
     if value is None:
         return None
     name = _ALIASES.get(str(value), str(value))
-    for method in METHODS:
+    for method in (*METHODS, *CHECKPOINT_METHODS):
         if name == method:
             return method
     known = ", ".join(METHODS)
-    if name in _CHECKPOINT_FORMATS:
+    if name in _UNREAD_FORMATS:
         raise ValueError(
             f"quantization={value!r} is not supported: checkpoints in this format cannot be read yet. Load the "
             f"unquantised checkpoint and have it quantised while it is read, with one of {known}"
         )
-    raise ValueError(f"quantization={value!r} is not supported; use one of {known}")
+    raise ValueError(
+        f"quantization={value!r} is not supported; use one of {known}, or for a checkpoint that is quantised already "
+        f"none, or its own: {', '.join(CHECKPOINT_METHODS)}"
+    )
 
 
-def checked_options(method: Method | None, given: Mapping[str, Any] | None) -> QuantOptions:
+def checked_options(method: AnyMethod | None, given: Mapping[str, Any] | None) -> QuantOptions:
     """`quantization_config` as options.
 
     Raises:
@@ -88,7 +87,10 @@ def checked_options(method: Method | None, given: Mapping[str, Any] | None) -> Q
     if not isinstance(given, Mapping):
         raise TypeError(f"quantization_config={given!r} must be a mapping")
     if method is None and given:
-        raise ValueError("quantization_config without quantization: say how with quantization='int4', for example")
+        raise ValueError(
+            "quantization_config without quantization: say how with quantization='int4', for example (for a "
+            "checkpoint that is quantised already, its own method)"
+        )
     values = {_ALIASES.get(name, name): value for name, value in given.items()}
     kinds = {item.name: item for item in fields(QuantOptions)}
     for name, value in values.items():
@@ -105,11 +107,15 @@ def checked_options(method: Method | None, given: Mapping[str, Any] | None) -> Q
     return options
 
 
-def _check_uses(method: Method | None, options: QuantOptions) -> None:
+def _check_uses(method: AnyMethod | None, options: QuantOptions) -> None:
     assert method is not None or options == QuantOptions()
     if method is None:
         return
-    if options.group_size is not None and FORMATS[method].bits != 4:
+    if method in CHECKPOINT_METHODS:
+        for name, given in (("group_size", options.group_size), ("double_quant", options.double_quant or None)):
+            if given is not None:
+                raise ValueError(f"{name}={given!r} is the checkpoint's own with quantization={method!r}; leave it out")
+    elif options.group_size is not None and FORMATS[method].bits != 4:
         raise ValueError(f"group_size={options.group_size} is of 4-bit methods; {method!r} has a scale a channel")
     if not options.symmetric and method != "int4":
         raise ValueError(f"symmetric=False is of quantization='int4', not of {method!r}")
@@ -117,7 +123,7 @@ def _check_uses(method: Method | None, options: QuantOptions) -> None:
         raise ValueError(f"double_quant=True is of quantization='nf4' and 'fp4', not of {method!r}")
 
 
-def transformers_method(args: Mapping[str, Any]) -> Method | None:
+def transformers_method(args: Mapping[str, Any]) -> AnyMethod | None:
     """The method that transformers' arguments name: 8 bits are "int8", 4 bits what `bnb_4bit_quant_type` says.
 
     Args:
@@ -145,7 +151,7 @@ def transformers_method(args: Mapping[str, Any]) -> Method | None:
 
 
 def quant_plan(
-    method: Method | None,
+    method: AnyMethod | None,
     options: QuantOptions,
     model: ModelConfig,
     checkpoint: "Checkpoint | None",
@@ -161,8 +167,19 @@ def quant_plan(
         platform: JAX's name of the device's platform.
 
     Raises:
-        ValueError: "gguf" for what is no GGUF file.
+        ValueError: "gguf" for what is no GGUF file; or the checkpoint is quantised in another way than asked for, or
+            not at all.
     """
+    layout = None if checkpoint is None else checkpoint.layout
+    if checkpoint is not None and layout is not None:
+        method = _agreed(method, layout, checkpoint.path)
+    elif method in CHECKPOINT_METHODS:
+        source = "live parameters are" if checkpoint is None else f"{checkpoint.path} is"
+        raise ValueError(
+            f"quantization={method!r}, but {source} not quantised in that way (no quantization_config says so). Make "
+            "such a checkpoint with `jaxinfer quantize`, or have this one quantised while it is read: "
+            "quantization='int4', for example"
+        )
     if method is None:
         return None
     from jaxinfer.quant.plan import QuantPlan
@@ -181,6 +198,10 @@ def quant_plan(
         embedding=options.quantize_embedding or (head and model.tie_word_embeddings),
         fast_form=on_cpu if options.fast_form is None else options.fast_form,
     )
+    if checkpoint is not None and layout is not None:
+        from jaxinfer.checkpoint.packed_codes import packed_storages
+
+        return replace(plan, kept=packed_storages(checkpoint), only_kept=True)
     if method != "gguf":
         return plan
     if checkpoint is None or checkpoint.metadata is None:
@@ -189,3 +210,17 @@ def quant_plan(
     from jaxinfer.checkpoint.gguf_codes import kept_storages
 
     return replace(plan, kept=kept_storages(checkpoint))
+
+
+def _agreed(method: AnyMethod | None, layout: "Layout", source: "Path") -> AnyMethod:
+    """The method of a quantised checkpoint, if what was asked for is that.
+
+    Raises:
+        ValueError: it is another; names both.
+    """
+    if method is None or method in layout.names:
+        return layout.method  # type: ignore[return-value]
+    raise ValueError(
+        f"quantization={method!r}, but {source} is quantised as {layout}; leave quantization out, or load the "
+        "unquantised checkpoint"
+    )

@@ -20,6 +20,7 @@ from jaxinfer.planning.memory import (
     num_kv_blocks_override,
 )
 from jaxinfer.planning.step_memory import step_memory
+from jaxinfer.quant.gpu_matmul import rounds_activations
 from jaxinfer.quant.plan import QuantPlan
 from jaxinfer.runner.buckets import token_buckets
 from jaxinfer.runner.kv_support import require_kv_dtype, slow_pool
@@ -90,7 +91,8 @@ def engine_config(
         total_bytes=memory.total,
         free_bytes=min(free, memory.total),
         weight_bytes=weights,
-        activation_bytes=activation_bytes(model, scheduler, dtype, args.block_size, guesses) + drafted,
+        activation_bytes=drafted
+        + activation_bytes(model, scheduler, dtype, args.block_size, rounds_activations(shapes), guesses),
         utilization=args.gpu_memory_utilization,
     )
     held = held_tokens(model, args.block_size, max_model_len, max_num_batched_tokens)
@@ -121,16 +123,22 @@ def tree_bytes(leaves: Iterable[jax.ShapeDtypeStruct]) -> int:
 
 
 def activation_bytes(
-    model: ModelConfig, scheduler: SchedulerConfig, dtype: str, block_size: int = 16, num_drafted: int = 0
+    model: ModelConfig,
+    scheduler: SchedulerConfig,
+    dtype: str,
+    block_size: int = 16,
+    rounds: bool = False,
+    num_drafted: int = 0,
 ) -> int:
-    """What the largest step holds beside weights and cache, in bytes, the sampler's state included. It has
-    `num_drafted` logits rows more than requests."""
+    """What the largest step holds beside weights and cache, in bytes, the sampler's state included; `rounds`: whether
+    activations are rounded to 8 bits; `num_drafted`: logits rows beyond one for each request."""
     return step_memory(
         model,
         num_tokens=scheduler.max_num_batched_tokens,
         num_rows=scheduler.max_num_seqs + num_drafted,
         table_width=-(-scheduler.max_model_len // block_size),
         itemsize=jax.numpy.dtype(dtype).itemsize,
+        rounds=rounds,
     ).total
 
 

@@ -111,6 +111,20 @@ def decode_int8(codes: jax.Array, dtype: Any, interpret: bool) -> jax.Array:
     return result
 
 
+def decode_float8(codes: jax.Array, dtype: Any, interpret: bool) -> jax.Array:
+    """float8_e4m3fn codes in `dtype`; no instruction for these numbers is needed, which GPUs before 8.9 lack."""
+    if interpret:
+        return codes.astype(dtype)
+    return decode(codes, interpret).astype(dtype)
+
+
+def round_to_int8(x: jax.Array) -> jax.Array:
+    """int8 of float32 between -127 and 127, to nearest, ties to even: below 1.5 times 2^23 a unit in the last place is
+    1, and the low byte of the sum is the number."""
+    shifted = x + jnp.float32(3 << 22)
+    return lax.bitcast_convert_type(shifted, jnp.int32).astype(jnp.int8)
+
+
 def decode_int4(packed: jax.Array, dtype: Any, interpret: bool) -> tuple[jax.Array, jax.Array]:
     """The low and the high nibbles of uint8: plus `BIAS` in bfloat16, as they are in float16."""
     if interpret:

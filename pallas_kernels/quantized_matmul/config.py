@@ -31,6 +31,13 @@ class TileConfig(NamedTuple):
     programs: int
 
 
+WHOLE = TileConfig(32, 4, 6, 1)
+"""Where channels must not be cut into pieces there are more programs of fewer rows, to fill the GPU all the same."""
+
+WHOLE_DEEP = TileConfig(32, 4, 4, 1)
+"""The same of long tiles of channels."""
+
+
 class Tiles(NamedTuple):
     """Attributes:
     tokens, out, into: rows of x, rows of the weights and channels of a tile; powers of two.
@@ -58,10 +65,17 @@ def block_tokens(num_tokens: int) -> int:
     return next((rows for rows in (16, 32, 64) if num_tokens <= rows), 128)
 
 
-def tiles_for(device: Device, *, num_tokens: int, num_out: int, channels: int, bits: int, group: int) -> Tiles:
-    """How ``x[M, K] . w[N, K]^T`` is computed on a device."""
+def tiles_for(
+    device: Device, *, num_tokens: int, num_out: int, channels: int, bits: int, group: int, whole: bool = False
+) -> Tiles:
+    """How ``x[M, K] . w[N, K]^T`` is computed on a device; `whole`: the channels in one piece."""
     tokens = block_tokens(num_tokens)
     into = block_k(group, tokens)
+    if whole:
+        # Of more than 16 tokens, tiles of 128 channels would take all registers that there are.
+        into = min(into, MAX_BLOCK_K if tokens == 16 else MAX_BLOCK_K // 2)
+        config = WHOLE_DEEP if into == MAX_BLOCK_K else WHOLE
+        return Tiles(tokens, config.out, into, 1, channels // into, config.num_warps, config.num_stages)
     fields = measured.TILES.get((device.kind, bits, tokens))
     config = TileConfig(*fields) if fields else _heuristic(device, tokens, into, bits)
     tiles = -(-num_tokens // tokens) * -(-num_out // config.out)

@@ -6,21 +6,28 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.quantized_matmul.operands import (
+    Surroundings,
+    Weights,
+    gated,
+    normalised,
+    rounded_rows,
+    row_maxima,
+    without_tables,
+)
 
-def quantized_matmul_reference(
-    x: jax.Array,
-    codes: jax.Array,
-    scale: jax.Array,
-    offset: jax.Array | None,
-    codebook: jax.Array | None,
-    *,
-    bits: int,
-    out_dtype: Any,
-) -> jax.Array:
-    """Same contract as `quantized_matmul`; the group follows from the shapes."""
-    weights = dequantize(codes, scale, offset, codebook, bits=bits)
-    out = lax.dot_general(x.astype(jnp.float32), weights, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST)
-    return out.astype(out_dtype)
+
+def quantized_matmul_reference(x: jax.Array, weights: Weights, around: Surroundings, out_dtype: Any) -> Any:
+    """Same contract as `quantized_matmul`."""
+    x, weights = without_tables(normalised(x, around), weights)
+    wide = x.astype(jnp.float32)
+    if around.act_dtype is not None:
+        codes, row_scale = rounded_rows(x, around.act_dtype)
+        wide = codes.astype(jnp.float32) * row_scale[:, None]
+    values = dequantize(weights.codes, weights.scale, weights.offset, weights.codebook, bits=weights.bits)
+    out = lax.dot_general(wide, values, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST)
+    out = gated(out, around).astype(out_dtype)
+    return (out, row_maxima(out)[None]) if around.gives_maxima else out
 
 
 def dequantize(

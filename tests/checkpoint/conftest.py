@@ -253,3 +253,33 @@ def _one_of_each_family() -> list[str]:
 def bf16_case(request: pytest.FixtureRequest, make_case: Callable[[str], FamilyCase]) -> FamilyCase:
     """One case of each family."""
     return make_case(request.param)
+
+
+@pytest.fixture
+def small_model(
+    write_checkpoint: Callable[..., Path], tiny_config: ModelConfig, random_params: Callable[..., Any]
+) -> Path:
+    """A directory with two layers, an untied head, a tokenizer, a chat template and a generation config."""
+    config = replace(tiny_config, vocab_size=258)
+    folder = write_checkpoint(config, random_params(config, scale=0.1), eos_token_id=7)
+    (folder / "generation_config.json").write_text('{"temperature": 0.3}')
+    (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}!")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def stored_params() -> Callable[[Path], Any]:
+    """`stored_params(folder)`: a quantised checkpoint's parameters with the codes of its files, as NumPy arrays."""
+
+    def load(folder: Path) -> Any:
+        import jax
+
+        from jaxinfer.checkpoint import load_params, open_checkpoint
+        from jaxinfer.startup.quantization import QuantOptions, quant_plan
+
+        checkpoint = open_checkpoint(folder)
+        plan = quant_plan(None, QuantOptions(fast_form=False), checkpoint.model_config, checkpoint, "cpu")
+        assert plan is not None
+        return jax.tree.map(np.asarray, load_params(checkpoint, "float32", plan=plan))
+
+    return load

@@ -222,7 +222,7 @@ if where == "leaf":
     load._fill = counted(load._fill)
     orbax_io._save = counted(orbax_io._save)
 elif where == "sync":
-    output_directory._sync_entry = counted(output_directory._sync_entry)
+    output_directory.sync_entry = counted(output_directory.sync_entry)
 else:
     os.rename = counted(os.rename)
 if format == "save":

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from jaxinfer.checkpoint import load_params, open_checkpoint
-from jaxinfer.checkpoint.gguf_codes import kept_storages
+from jaxinfer.checkpoint.gguf_codes import STORAGES, kept_storages
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import param_shapes
 from jaxinfer.quant.array import QuantArray
 from jaxinfer.quant.plan import QuantPlan
 from jaxinfer.quant.quantize import dequantized
-from jaxinfer.quant.storage import Storage
 
 WIDTH, FFN, HEADS, KV_HEADS, VOCAB = 64, 96, 2, 1, 40
 TENSORS = {
@@ -100,7 +99,7 @@ def test_other_types_are_rounded_to_int8_and_mixed_parameters_too(write: Callabl
         array = jax.tree.map(np.asarray, stored[name])
         steps = np.abs(dequantized(array) - floats[name]).reshape(-1, 32) / array.scale.reshape(-1, 1)
         assert steps.max() <= 0.5 + 1e-4
-    assert plan.kept["layers_0/mlp/gate_up/kernel"] == Storage("int4", 32, symmetric=False, half=True)
+    assert plan.kept["layers_0/mlp/gate_up/kernel"] == STORAGES["q4_1"]
     assert not isinstance(stored["embed/embedding"], QuantArray)
 
 

@@ -170,7 +170,7 @@ def test_tensors_fill_the_data_from_end_to_end(hf_copy):
         ("architectures", "LlamaForCausalLM", "must be a list of class names"),
         ("architectures", 3, "must be a list of class names"),
         ("architectures", ["GPT9"], "is not supported; supported architectures: LlamaForCausalLM"),
-        ("quantization_config", "awq", "quant_method='awq' is not supported"),
+        ("quantization_config", "awq", "quantization_config='awq' must be a mapping"),
         ("hidden_size", 64.0, "hidden_size=64.0 must be an int"),
         ("num_key_value_heads", "2", "num_key_value_heads='2' must be an int"),
         ("rms_norm_eps", "small", "rms_norm_eps='small' must be a number"),

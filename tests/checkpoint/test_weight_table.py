@@ -120,7 +120,6 @@ def test_plain_rope_scaling_is_accepted(setting):
         (QWEN2, {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 0}, "sliding_window=0"),
         (QWEN2, {"layer_types": ["full_attention", "linear_attention"]}, "'linear_attention'"),
         (QWEN2, {"layer_types": ["full_attention"]}, "layer_types has 1 entries for num_hidden_layers=3"),
-        (LLAMA, {"quantization_config": {"quant_method": "awq"}}, "quant_method='awq'"),
         (LLAMA, {"partial_rotary_factor": 0.6}, "rotary_dim=7 must be even"),
         (LLAMA, {"hidden_act": "mish"}, "hidden_act='mish'"),
         (LLAMA, {"num_key_value_heads": 3}, "num_key_value_heads=3 must divide num_attention_heads=4"),

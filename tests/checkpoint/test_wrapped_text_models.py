@@ -95,7 +95,7 @@ def test_gemma_3_4b_as_released_leaves_sizes_to_their_defaults() -> None:
     [
         ({"text_config": None}, r"config\.json: Gemma3ForConditionalGeneration needs a text_config"),
         ({"text_config": {"model_type": "gemma9_text"}}, r"model_type='gemma9_text' is not supported"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quant_method='awq' is not supported"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quant_method='hqq', which is not supported"),
     ],
     ids=["none", "unknown", "quantised"],
 )

@@ -39,6 +39,30 @@ def test_one_dtype_as_text(jaxinfer: Any, words: list[str]) -> None:
     assert header.split()[:2] == ["KV", "cache"] and row.split()[:2] == ["int8", "1.0000"]
 
 
+def test_weights_are_compared_with_unquantised_ones(jaxinfer: Any, words: list[str], tmp_path: Path) -> None:
+    options = ["--compare", "--quantization", "int8,int4", "--quantization-config", '{"group_size": 32}', "--json"]
+    assert jaxinfer(*words, *options, "--also", words[2]) == 0
+    (report,) = jaxinfer.json_lines()
+    assert [result["name"] for result in report["results"]] == ["float32", "int8", "int4", words[2]]
+    alone, *others = report["results"]
+    assert alone["difference"] is None and report["num_scored"] == 9
+    for result in others:  # the projections are zero, the rest is not quantised
+        assert result["difference"]["mean_abs_delta_logprob"] == 0
+        assert result["difference"]["perplexity_ratio"] == 1
+    # One layer of width 64, 8 in the feed-forward, and 3 matrices for attention: a byte each, and 4 a channel's scale.
+    codes, channels = 64 * (3 * 64 + 64 + 2 * 8 + 8), 4 * 64 + 2 * 8 + 64
+    assert alone["weight_bytes"] - others[0]["weight_bytes"] == 3 * codes - 4 * channels
+    assert others[1]["weight_bytes"] == others[0]["weight_bytes"]  # on a CPU they end up the same
+    assert others[2]["weight_bytes"] == alone["weight_bytes"]
+
+
+def test_a_table_of_methods(jaxinfer: Any, words: list[str]) -> None:
+    assert jaxinfer(*words, "--quantization", "int8", "fp8") == 0
+    _, _, header, *rows = jaxinfer.stdout.splitlines()
+    assert header.split() == ["weights", "perplexity", "weight", "bytes", "tokens/s"]
+    assert [row.split()[:2] for row in rows] == [["int8", "1.0000"], ["fp8", "1.0000"]]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -47,6 +71,9 @@ def test_one_dtype_as_text(jaxinfer: Any, words: list[str]) -> None:
         (["--kv-cache-dtype", "int3"], "kv_cache_dtype='int3' is not supported"),
         (["--text", "/nowhere"], "/nowhere"),
         (["--skip-tokenizer-init"], "skip_tokenizer_init=True"),
+        (["--quantization", "int8,int3"], "quantization='int3' is not supported"),
+        (["--quantization", "int8,fp8", "--quantization-config", '{"group_size": 32}'], "group_size=32 is of 4-bit"),
+        (["--quantization", "int8,fp8", "--kv-cache-dtype", "int8", "fp8"], "--kv-cache-dtype: several weights"),
     ],
 )
 def test_what_is_refused(jaxinfer: Any, words: list[str], options: list[str], message: str) -> None:

@@ -190,6 +190,26 @@ def test_a_warning_is_a_line(tmp_path, capsys):
     assert capsys.readouterr().err == expected
 
 
+def test_a_quantised_checkpoint_tells_method_bits_and_groups_and_what_becomes_of_them(capsys, tmp_path):
+    folder = DATA / "quantised/awq_gemm"
+    assert main(["inspect", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "quantisation:       awq, 4 bits in groups of 32 (13 matrices)" in out
+    assert "7 int4 in groups of 32, asymmetric, kept as int8 per output channel (" in out
+    options = ["--quantization", "awq_marlin", "--quantization-config", '{"fast_form": false}']
+    assert main(["inspect", str(folder), "--json", *options]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["quantisation"] == "awq, 4 bits in groups of 32" and facts["quantised_tensors"] == {"AWQ": 13}
+    assert facts["parameters"] == 69_952 and facts["bytes_by_dtype"]["awq"] == 31_968
+    assert facts["stored_as"]["formats"]["int4 in groups of 32, asymmetric"]["parameters"] == 7
+    assert main(["inspect", str(folder), "--quantization", "gptq"]) == 2
+    assert "quantization='gptq', but" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    assert main(["inspect", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "(of the model in floats; no weights are here)" in out and "awq, 4 bits in groups of 32\n" in out
+
+
 def test_how_an_engine_would_store_the_weights(capsys):
     assert main(["inspect", str(DATA / "tiny_llama"), "--json", "--quantization", "nf4"]) == 0
     stored = json.loads(capsys.readouterr().out)["stored_as"]
@@ -200,4 +220,4 @@ def test_how_an_engine_would_store_the_weights(capsys):
     assert main(["inspect", str(DATA / "tiny_llama"), "--quantization", "nf4", *options]) == 0
     assert "nf4 in groups of 32 (" in capsys.readouterr().out
     assert main(["inspect", str(DATA / "tiny_llama"), "--quantization", "awq"]) == 2
-    assert "quantization='awq' is not supported" in capsys.readouterr().err
+    assert "quantization='awq', but" in capsys.readouterr().err

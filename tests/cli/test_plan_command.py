@@ -71,7 +71,7 @@ def test_kv_table(jaxinfer: Any) -> None:
         (["./nowhere", "--gpu", "l4"], "does not exist"),
         (["7B", "--gpu", "l4", "--context", "0"], "context=0"),
         (["7B", "--gpu", "l4", "--quant", "int3"], "quant='int3'"),
-        (["7B", "--gpu", "l4", "--compile", "--quant", "awq"], "quant='awq' cannot be compiled"),
+        (["7B", "--gpu", "h200", "--compile", "--quant", "fp32"], "quant='fp32' cannot be compiled"),
     ],
 )
 def test_bad_input(jaxinfer: Any, words: list[str], message: str) -> None:

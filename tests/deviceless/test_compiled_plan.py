@@ -12,6 +12,7 @@ import pytest
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.planning import PRESETS, recommend_config
 from jaxinfer.planning.deviceless import gpu_target
+from jaxinfer.planning.formulas import model_weight_size
 from jaxinfer.planning.memory_plan import MemoryPlan
 from jaxinfer.planning.step_memory import step_memory
 from jaxinfer.runner.compiled_plan import CompiledPlan, compile_plan
@@ -75,9 +76,23 @@ def test_scratch_of_other_shapes(gpu: str, model: ModelConfig, num_tokens: int, 
     assert 0.97 * report.temp_bytes <= memory.scratch + memory.inputs <= 1.25 * report.temp_bytes
 
 
-def test_quantised_weights_cannot_be_compiled_yet(tiny_config: ModelConfig) -> None:
-    with pytest.raises(ValueError, match="quant='awq' cannot be compiled"):
-        both("l4", tiny_config, 8, quant="awq")
+@pytest.mark.parametrize(("gpu", "quant"), [("a100-80g", "awq"), ("h100", "fp8"), ("rtx4090", "nf4")])
+def test_quantised_weights_take_what_the_formulas_say(gpu: str, quant: str) -> None:
+    model = layers("llama-3-8b", 1)
+    plan, compiled = both(gpu, model, 16, context=2048, quant=quant, max_num_batched_tokens=512)
+    tables = 4 * 4 * 16 if quant == "nf4" else 0  # which the formulas leave out
+    assert plan.weights == model_weight_size(model, quant) and compiled.weights == plan.weights + tables
+    assert compiled.kv_cache == plan.kv_cache
+    assert (compiled.command_buffers, compiled.launches_outside_graphs) == (1, 0)
+    print(compiled.scratch / 2**20, (plan.step.scratch + plan.step.inputs) / 2**20)
+    assert compiled.scratch < 1.1 * (plan.step.scratch + plan.step.inputs)
+
+
+def test_what_cannot_be_compiled_is_named(tiny_config: ModelConfig) -> None:
+    with pytest.raises(ValueError, match="quant='fp32' cannot be compiled; use one of fp16"):
+        both("l4", tiny_config, 8, quant="fp32")
+    with pytest.raises(ValueError, match="quantised parameters are not split over 2 devices yet"):
+        both("l4", tiny_config, 8, quant="int4", tp=2)
 
 
 def test_the_command() -> None:

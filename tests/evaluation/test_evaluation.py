@@ -13,6 +13,7 @@ from jaxinfer.evaluation.attention_error import attention_errors
 from jaxinfer.evaluation.evaluate import evaluate
 from jaxinfer.evaluation.report import Difference, EvalReport, Result
 from jaxinfer.evaluation.scoring import Scorer, Scores
+from jaxinfer.evaluation.weights import WeightReport, WeightResult
 from jaxinfer.evaluation.windows import text_windows
 from jaxinfer.models.attention import split_rotated
 from jaxinfer.models.config import ModelConfig
@@ -66,6 +67,19 @@ def test_arithmetic_of_a_report() -> None:
     table = report.as_text().splitlines()
     assert "same top-1" in table[2] and "75.00 %" in table[4] and "1 (40.00 %), 3 (30.00 %)" in table[4]
     assert "same top-1" not in EvalReport("float32", 4, 2, 4, [alone]).as_text()
+
+
+def test_arithmetic_of_a_report_on_weights() -> None:
+    reference = Scores(np.array([-1.0, -2.0, -3.0, -2.0]), np.array([1, 2, 3, 4]), tokens=6, seconds=2.0)
+    scores = Scores(np.array([-1.5, -2.0, -2.75, -3.25]), np.array([1, 2, 3, 5]), tokens=6, seconds=3.0)
+    results = [WeightResult.of("float32", reference, 400, None), WeightResult.of("int8", scores, 100, reference)]
+    difference = results[1].difference
+    assert difference is not None and results[1].nll == 2.375
+    assert difference.perplexity_ratio == pytest.approx(1.454991)  # e ** 0.375
+    assert (difference.mean_abs_delta_logprob, difference.max_abs_delta_logprob) == (0.5, 1.25)
+    lines = WeightReport("float32", 4, 2, 4, results).as_text().splitlines()
+    assert lines[4].split()[:5] == ["int8", f"{np.exp(2.375):.4f}", "100", "2", "+45.50"]
+    assert "delta" not in WeightReport("float32", 4, 2, 4, results[:1]).as_text()
 
 
 @pytest.fixture(scope="module")

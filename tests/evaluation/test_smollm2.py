@@ -15,6 +15,7 @@ from jaxinfer.evaluation.scoring import Scorer
 from jaxinfer.evaluation.subject import Subject
 from jaxinfer.evaluation.windows import text_windows
 from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.sequence import SequenceDecoder
 from jaxinfer.runner.inputs import StepSpec
 from jaxinfer.runner.step import make_attention
 from jaxinfer.startup.args import EngineArgs
@@ -55,6 +56,15 @@ def test_an_unquantised_cache_gives_transformers_scores(
     scorer.close()
     np.testing.assert_allclose(scores.logprobs[:199], prompt["logprobs"], rtol=0, atol=1e-3)
     assert -scores.logprobs[199:].sum() == pytest.approx(HAMLET_NLL, abs=0.05)
+
+
+def test_whole_sequences_without_a_cache_give_transformers_scores(
+    subject: Subject, params: Any, prompt: Mapping[str, Any]
+) -> None:
+    ids = jnp.array(prompt["ids"], jnp.int32)
+    scores = jax.nn.log_softmax(SequenceDecoder(subject.config)(params, ids[None])[0])
+    found = np.asarray(scores)[np.arange(199), prompt["ids"][1:]]
+    np.testing.assert_allclose(found, prompt["logprobs"], rtol=0, atol=1e-3)
 
 
 def predictions(subject: Subject, params: Any, tokens: list[int], kv_dtype: str) -> np.ndarray:

@@ -64,9 +64,9 @@ def test_blocks_of_sequences() -> None:
 def test_weights_by_format() -> None:
     assert weight_size(7e9) == weight_size(7e9, "fp16") == weight_size(7e9, "bfloat16") == 14_000_000_000
     assert weight_size(7e9, "int8") == weight_size(7e9, "fp8") == 7_000_000_000
-    # Groups of 128 weights: 64 bytes of codes, a 16-bit scale, a 4-bit zero point.
-    assert weight_size(128, "awq") == weight_size(128, "gptq") == 67
-    assert weight_size(128, "int4") == 68
+    # Groups of 128 weights: 64 bytes of codes, a 16-bit scale, a zero point as a float of 32 or 16 bits.
+    assert weight_size(128, "awq") == 70
+    assert weight_size(128, "gptq") == weight_size(128, "int4") == 68
     assert weight_size(64, "nf4") == 36
 
 
@@ -77,7 +77,7 @@ def test_weights_of_a_model() -> None:
     channels = 32 * (6144 + 4096 + 2 * 14336 + 4096)
     assert model_weight_size(LLAMA_8B) == plain + 2 * matrices == 2 * 8_030_261_248
     assert model_weight_size(LLAMA_8B, "int8") == plain + matrices + 4 * channels
-    assert model_weight_size(LLAMA_8B, "awq") == plain + matrices * (4 + 20 / 128) / 8
+    assert model_weight_size(LLAMA_8B, "awq") == plain + matrices * (4 + 48 / 128) / 8
     assert model_weight_size(LLAMA_8B, "fp32") == 4 * 8_030_261_248
     assert model_weight_size(LLAMA_8B, tp=2) == plain + matrices
 

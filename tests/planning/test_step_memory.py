@@ -19,6 +19,12 @@ def test_a_step_of_llama_3_8b() -> None:
     assert memory.total == memory.scratch + memory.state + memory.logits + memory.inputs
 
 
+def test_rounded_activations() -> None:
+    """W8A8: gate and up come out in 32 bits, and the normed residual stream is there beside its codes."""
+    memory = step_memory(LLAMA_8B, num_tokens=8192, num_rows=256, table_width=512, rounds=True)
+    assert memory.scratch == 8192 * (2 * 2 * 4096 + 2 * 4 * 14336 + 2 * 14336) + 4 * MIB
+
+
 def test_many_rows_are_the_samplers() -> None:
     memory = step_memory(LLAMA_8B, num_tokens=1024, num_rows=1024, table_width=512)
     assert memory.scratch == 5 * 4 * 1024 * 128256

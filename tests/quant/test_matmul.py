@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.quant import matmul
 from jaxinfer.quant.array import QuantArray, dequantize, take_rows
+from jaxinfer.quant.gpu_matmul import gpu_product
 from jaxinfer.quant.matmul import project
 from jaxinfer.quant.quantize import dequantized, quantize
 from jaxinfer.quant.storage import Storage
@@ -22,7 +22,7 @@ STORAGES = [
     Storage("nf4", 64, double=True),
     Storage("fp4", 64),
 ]
-FORMS = {"cpu": project, "gpu": matmul._elsewhere}
+FORMS = {"cpu": project, "gpu": gpu_product}
 
 
 def matrix(storage: Storage, rows: int = 24, seed: int = 0) -> QuantArray:

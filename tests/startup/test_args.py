@@ -96,7 +96,9 @@ def test_transformers_four_bits(dtype: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"quantization": "gptq"}, "quantization='gptq' is not supported: checkpoints in this format"),
+        ({"quantization": "modelopt"}, "quantization='modelopt' is not supported: checkpoints in this format"),
+        ({"quantization": "gptq", "quantization_config": {"group_size": 64}}, "group_size=64 is the checkpoint's own"),
+        ({"quantization": "awq_marlin", "quantization_config": {"symmetric": False}}, "symmetric=False is of"),
         ({"quantization": "int3"}, "quantization='int3' is not supported; use one of int8"),
         ({"load_in_8bit": True, "load_in_4bit": True}, "load_in_8bit=True contradicts load_in_4bit"),
         ({"load_in_8bit": True, "quantization": "nf4"}, "contradicts quantization='nf4'"),
@@ -132,7 +134,7 @@ def test_unbuilt_arguments_are_refused_by_name_unless_they_ask_for_nothing(name:
     ("name", "value"),
     [
         ("tensor_parallel_size", 2),
-        ("quantization", "awq"),
+        ("quantization", "torchao"),
         ("prefix_caching_hash_algo", "xxhash"),
         ("kv_cache_dtype_skip_layers", ["0"]),
         ("speculative_config", {"method": "ngram"}),

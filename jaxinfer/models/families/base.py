@@ -3,19 +3,17 @@
 from typing import Any
 
 from jaxinfer.models.families.hf_config import (
-    REFUSED_KEYS,
     HFConfig,
     activation,
     flag,
     number,
-    refuse_unsupported,
     required_size,
     size,
 )
 from jaxinfer.models.families.hf_rope import ROPE_KEYS, read_rope
 
 # fmt: off
-BASE_KEYS = ROPE_KEYS | REFUSED_KEYS | {
+BASE_KEYS = ROPE_KEYS | {
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "head_dim", "max_position_embeddings", "partial_rotary_factor", "hidden_act", "tie_word_embeddings",
 }
@@ -42,7 +40,6 @@ def base_fields(
     Raises:
         ValueError: a shape key is missing, or a setting is not supported.
     """
-    refuse_unsupported(config)
     hidden, heads = required_size(config, "hidden_size"), required_size(config, "num_attention_heads")
     head_dim = size(config, "head_dim", head_dim)
     positions = size(config, "max_position_embeddings", max_positions)

@@ -6,7 +6,7 @@ from typing import Any
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families.base import base_fields
 from jaxinfer.models.families.family import Family, Weight
-from jaxinfer.models.families.hf_config import REFUSED_KEYS, flag, naming
+from jaxinfer.models.families.hf_config import flag, naming
 from jaxinfer.models.families.weights import norm
 
 NAMES = {
@@ -17,7 +17,7 @@ NAMES = {
     "n_positions": "max_position_embeddings",
     "activation_function": "hidden_act",
 }
-OTHER_KEYS = REFUSED_KEYS | {"vocab_size", "layer_norm_epsilon", "tie_word_embeddings"}
+OTHER_KEYS = frozenset({"vocab_size", "layer_norm_epsilon", "tie_word_embeddings"})
 LAYER, LEAF = "transformer.h.{i}.", "layers_{i}/"
 # fmt: off
 IGNORED_KEYS = frozenset({

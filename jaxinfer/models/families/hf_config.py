@@ -18,7 +18,6 @@ ACTIVATIONS = {
     "relu": "relu",
 }
 MAX_LAYERS = 10_000
-REFUSED_KEYS = frozenset({"quantization_config"})
 
 
 def required_size(config: HFConfig, key: str) -> int:
@@ -124,17 +123,6 @@ def activation(config: HFConfig, default: str, key: str = "hidden_act") -> str:
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ValueError(f"{key}={name!r} is not supported; use one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
-
-
-def refuse_unsupported(config: HFConfig) -> None:
-    """Raises ValueError for settings that would change the result and that are not built."""
-    quantization = config.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
-        raise ValueError(
-            f"quantization_config with quant_method={method!r} is not supported; load the unquantised checkpoint or a "
-            "GGUF file"
-        )
 
 
 def layer_count(config: HFConfig) -> int:

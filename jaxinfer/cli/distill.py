@@ -1,0 +1,209 @@
+"""`jaxinfer distill`: a smaller model from a larger one."""
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxinfer.cli.human_int import human_int
+from jaxinfer.cli.model_options import add_model_options, find_model
+
+if TYPE_CHECKING:
+    from jaxinfer.training.corpus import DataOptions
+    from jaxinfer.training.distill import DistillOptions
+    from jaxinfer.training.options import TrainOptions
+
+DESCRIPTION = """\
+Trains a student on a teacher's distributions and writes it as a directory of safetensors in Hugging Face's layout, with
+the teacher's tokenizer; `--model OUTPUT` serves it. Beside the model lie the log of the run (training_log.jsonl and
+.csv), a picture of it (loss.png, with `pip install 'jaxinfer[plot]'`) and distillation.json.
+
+The student is a checkpoint (--student DIR), which is trained further; an architecture in a .json file (a config.json,
+or the fields of a ModelConfig), which takes over what fits of the teacher; or the teacher with fewer layers
+(--student-layers N), every second one for half of them.
+
+The texts are those of files, or the teacher's own (--data generate). A .jsonl file has a JSON object a line with
+"text", "prompt" (and "completion") or "messages". What is held out of training says how much of the likelihood that the
+student lacks at the start it gets back.
+
+--top-k K asks the teacher once for its K most probable tokens at every place and keeps them on disk, so that it need
+not be in memory; teacher and student are compared by those and by how much is left for all other tokens together.
+
+OUTPUT appears when it is whole. A run that is stopped or killed leaves what it has done beside OUTPUT, and the same
+command with --resume goes on from the last checkpoint, to the same bits as without a break.
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "distill",
+        help="train a smaller model on a larger one's predictions",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run)
+    add = parser.add_argument
+    add("--teacher", required=True, metavar="MODEL", help="folder, GGUF file, Hub id or built-in name")
+    add("--student", type=Path, metavar="DIR|JSON", help="a checkpoint, or an architecture")
+    add("--student-layers", type=human_int, metavar="N", help="the teacher with so many of its layers")
+    add("--output", type=Path, required=True, metavar="DIR", help="new or empty folder")
+    add("--resume", action="store_true", help="go on with an unfinished run of the same command, if there is one")
+    _add_data(parser.add_argument_group("data"))
+    _add_objective(parser.add_argument_group("objective"))
+    _add_training(parser.add_argument_group("training"))
+    add_model_options(parser)
+
+
+def _add_data(group: Any) -> None:
+    add = group.add_argument
+    add(
+        "--data",
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="text and .jsonl files, or 'generate' for texts that the teacher writes",
+    )
+    add("--prompts", type=Path, nargs="+", default=(), metavar="FILE", help="with generate: what the teacher continues")
+    add("--num-texts", type=human_int, metavar="N", help="with generate: how many texts. Default: 1000.")
+    add("--max-tokens", type=human_int, metavar="N", help="with generate: of a text beside its prompt. Default: 256.")
+    add("--sampling-temperature", type=float, metavar="T", help="with generate: of the texts. Default: 1.")
+    add("--top-p", type=float, metavar="P", help="with generate: of the texts. Default: 1.")
+    add("--seq-len", type=human_int, default=512, metavar="N", help="tokens of a row; texts share rows. Default: 512.")
+    add("--eval-data", type=Path, nargs="+", default=(), metavar="FILE", help="what to measure on")
+    add(
+        "--eval-fraction",
+        type=float,
+        default=0.05,
+        metavar="X",
+        help="without --eval-data: share of the rows that is held out of training. Default: 0.05.",
+    )
+    add("--teacher-cache", type=Path, metavar="DIR", help="keep the teacher's texts and tokens there for further runs")
+
+
+def _add_objective(group: Any) -> None:
+    add = group.add_argument
+    add(
+        "--objective",
+        default="forward_kl",
+        metavar="NAME",
+        help="forward_kl, reverse_kl or cross_entropy. Default: forward_kl.",
+    )
+    add("--temperature", type=float, default=1.0, metavar="T", help="of both distributions. Default: 1.")
+    add("--hidden-weight", type=float, default=0.0, metavar="W", help="of the last layers' difference. Default: 0.")
+    add(
+        "--top-k",
+        type=human_int,
+        default=0,
+        metavar="K",
+        help="keep the teacher's K most probable tokens on disk. Default: 0, the teacher stays in memory.",
+    )
+
+
+def _add_training(group: Any) -> None:
+    add = group.add_argument
+    add("--steps", type=human_int, default=1000, metavar="N", help="Default: 1000.")
+    add("--batch-size", type=human_int, default=8, metavar="N", help="rows of a step, over all devices. Default: 8.")
+    add("--accumulate", type=human_int, default=1, metavar="N", help="compute a batch in so many parts. Default: 1.")
+    add("--devices", type=human_int, metavar="N", help="split batches over so many devices. Default: all.")
+    add("--learning-rate", type=float, default=3e-4, metavar="X", help="at its highest. Default: 0.0003.")
+    add("--warmup-steps", type=human_int, metavar="N", help="Default: 3 in 100 steps.")
+    add("--final-ratio", type=float, default=0.1, metavar="X", help="of the rate at the end. Default: 0.1.")
+    add("--weight-decay", type=float, default=0.0, metavar="X", help="of matrices. Default: 0.")
+    add("--clip-norm", type=float, default=1.0, metavar="X", help="what gradients are cut down to. Default: 1.")
+    add("--dtype", default="auto", metavar="DTYPE", help="in which models compute: float32, bfloat16, float16, or auto")
+    add("--save-dtype", default="auto", metavar="DTYPE", help="of the weights that are written; auto is the student's")
+    add("--remat", action="store_true", help="compute layers again for the gradients, to save memory")
+    add("--log-every", type=human_int, default=10, metavar="N", help="steps. Default: 10.")
+    add("--save-every", type=human_int, default=100, metavar="N", help="steps between checkpoints. Default: 100.")
+    add("--eval-every", type=human_int, default=100, metavar="N", help="steps. Default: 100.")
+    add("--seed", type=human_int, default=0, metavar="N", help="Default: 0.")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Returns 0."""
+    from jaxinfer.cli.convert import tidy_end
+    from jaxinfer.training.distill import distill
+    from jaxinfer.training.job_folder import check_resume
+
+    check_resume(arguments.output, arguments.resume)  # before anything is downloaded
+    data, training, options = _data(arguments), _training(arguments), _objective(arguments)
+    _keep_programs()
+    with tidy_end():
+        done = distill(
+            find_model(arguments.teacher, arguments),
+            arguments.output,
+            data,
+            training,
+            options,
+            student=arguments.student,
+            student_layers=arguments.student_layers,
+            teacher_cache=arguments.teacher_cache,
+            resume=arguments.resume,
+            progress=sys.stderr.isatty(),
+        )
+    print(f"{done.path}: {done.num_params:,} parameters after {done.steps:,} steps")
+    if done.final_nll is not None:
+        print(
+            f"held-out loss in nats a token: teacher {done.teacher_nll:.4f}, student {done.start_nll:.4f} before and "
+            f"{done.final_nll:.4f} after"
+            + ("" if done.recovered is None else f": {done.recovered:.1%} of the difference recovered")
+        )
+    return 0
+
+
+def _data(arguments: argparse.Namespace) -> "DataOptions":
+    from jaxinfer.training.corpus import DataOptions
+    from jaxinfer.training.teacher_texts import Writing
+
+    generated = arguments.data == ["generate"]
+    given = {
+        "texts": arguments.num_texts,
+        "max_tokens": arguments.max_tokens,
+        "temperature": arguments.sampling_temperature,
+        "top_p": arguments.top_p,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if given and not generated:
+        raise ValueError("--num-texts, --max-tokens, --sampling-temperature and --top-p are for --data generate")
+    return DataOptions(
+        files=() if generated else tuple(map(Path, arguments.data)),
+        prompts=tuple(arguments.prompts),
+        writing=Writing(**{"texts": 1000, "max_tokens": 256, **given}, seed=arguments.seed) if generated else None,
+        seq_len=arguments.seq_len,
+        eval_files=tuple(arguments.eval_data),
+        eval_fraction=arguments.eval_fraction,
+        seed=arguments.seed,
+    )
+
+
+def _training(arguments: argparse.Namespace) -> "TrainOptions":
+    from jaxinfer.training.optimizer import OptimizerOptions
+    from jaxinfer.training.options import TrainOptions
+    from jaxinfer.training.training_run import Pace
+
+    given = vars(arguments)
+    if given["warmup_steps"] is None:
+        given = {**given, "warmup_steps": 3 * arguments.steps // 100}
+
+    def of(kind: Any) -> dict[str, Any]:
+        return {field.name: given[field.name] for field in dataclasses.fields(kind) if field.name in given}
+
+    return TrainOptions(OptimizerOptions(**of(OptimizerOptions)), Pace(**of(Pace)), **of(TrainOptions))
+
+
+def _objective(arguments: argparse.Namespace) -> "DistillOptions":
+    from jaxinfer.training.distill import DistillOptions
+
+    names = ("objective", "temperature", "hidden_weight", "top_k", "save_dtype")
+    return DistillOptions(**{name: getattr(arguments, name) for name in names})
+
+
+def _keep_programs() -> None:
+    """Compiled programs are kept for the next run, where the engine keeps its own."""
+    from jaxinfer.cache_dir import default_cache_dir
+    from jaxinfer.runner.compile_cache import enable_compile_cache
+
+    enable_compile_cache(default_cache_dir() / "programs")

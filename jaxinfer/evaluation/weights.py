@@ -1,0 +1,222 @@
+"""Evaluates ways of storing a model's weights on a text, one engine after the other."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxinfer.engine.outputs import RequestOutput
+from jaxinfer.evaluation.report import table
+from jaxinfer.evaluation.scoring import Scorer, Scores
+from jaxinfer.evaluation.subject import Subject
+from jaxinfer.startup.args import EngineArgs
+from jaxinfer.startup.quantization import checked_options, named_method
+
+OnWindow = Callable[[str, RequestOutput], None]
+
+
+@dataclass(frozen=True)
+class WeightDifference:
+    """Against the same tokens' scores with unquantised weights.
+
+    Attributes:
+        perplexity_ratio: its perplexity over theirs.
+        mean_abs_delta_logprob: mean of the absolute difference of a token's log-probabilities, in nats.
+        max_abs_delta_logprob: the largest.
+        same_top1: share of places, 0 to 1, at which the same token is the most probable.
+    """
+
+    perplexity_ratio: float
+    mean_abs_delta_logprob: float
+    max_abs_delta_logprob: float
+    same_top1: float
+
+    @classmethod
+    def of(cls, scores: Scores, reference: Scores) -> "WeightDifference":
+        """Of scores of the same windows."""
+        delta = scores.logprobs - reference.logprobs
+        return cls(
+            math.exp(-float(delta.mean())),
+            float(np.abs(delta).mean()),
+            float(np.abs(delta).max()),
+            float((scores.best_ids == reference.best_ids).mean()),
+        )
+
+
+@dataclass(frozen=True)
+class WeightResult:
+    """One way of storing the weights.
+
+    Attributes:
+        name: the method, a folder's name, or the dtype of unquantised weights.
+        perplexity: ``exp(nll)``.
+        nll: mean negative log-probability of a token, in nats.
+        tokens_per_second: that went through the model, compilation not counted.
+        weight_bytes: of the parameters as the engine holds them.
+        difference: against unquantised weights; None for these, and where nothing is compared.
+    """
+
+    name: str
+    perplexity: float
+    nll: float
+    tokens_per_second: float
+    weight_bytes: int
+    difference: WeightDifference | None
+
+    @classmethod
+    def of(cls, name: str, scores: Scores, weight_bytes: int, reference: Scores | None) -> "WeightResult":
+        nll = -float(scores.logprobs.mean())
+        difference = None if reference is None else WeightDifference.of(scores, reference)
+        return cls(name, math.exp(nll), nll, scores.tokens / scores.seconds, weight_bytes, difference)
+
+
+@dataclass(frozen=True)
+class WeightReport:
+    """An evaluation on a text.
+
+    Attributes:
+        dtype: dtype name of unquantised parameters and activations.
+        window: tokens of a window.
+        num_windows: windows the text was cut into.
+        num_scored: tokens with a score: all but the first of each window.
+        results: in the order they were measured.
+    """
+
+    dtype: str
+    window: int
+    num_windows: int
+    num_scored: int
+    results: Sequence[WeightResult]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, for JSON."""
+        return asdict(self)
+
+    def as_text(self) -> str:
+        """A table, a line for each result."""
+        begin = (
+            f"{self.num_scored:,} tokens scored in windows of {self.window:,} ({self.num_windows:,}), "
+            f"activations in {self.dtype}"
+        )
+        rows = [_HEADER, *(_row(result) for result in self.results)]
+        if all(result.difference is None for result in self.results):
+            rows = [row[:4] for row in rows]
+        return "\n".join([begin, "", *table(rows)])
+
+
+_HEADER = (
+    "weights",
+    "perplexity",
+    "weight bytes",
+    "tokens/s",
+    "delta",
+    "mean |dlogprob|",
+    "max |dlogprob|",
+    "same top-1",
+)
+
+
+def _row(result: WeightResult) -> tuple[str, ...]:
+    cells = (
+        result.name,
+        f"{result.perplexity:.4f}",
+        f"{result.weight_bytes:,}",
+        f"{result.tokens_per_second:.0f}",
+    )
+    difference = result.difference
+    if difference is None:
+        return (*cells, "", "", "", "")
+    return (
+        *cells,
+        f"{100 * (difference.perplexity_ratio - 1):+.2f} %",
+        f"{difference.mean_abs_delta_logprob:.5f}",
+        f"{difference.max_abs_delta_logprob:.4f}",
+        f"{100 * difference.same_top1:.2f} %",
+    )
+
+
+def compared_args(
+    args: EngineArgs,
+    methods: Sequence[str],
+    options: Mapping[str, Any],
+    others: Sequence[str],
+    *,
+    compare: bool,
+) -> dict[str, EngineArgs]:
+    """The engines to measure, by name: unquantised first if something is compared, then each method, then others.
+
+    Args:
+        args: the settings that all share, without `quantization`.
+        methods: values of `quantization`.
+        options: of `quantization_config`; each method gets those that it takes.
+        others: further checkpoints of the same model, quantised or not, which are measured as they are.
+        compare: whether to measure the unquantised model, under the name "".
+
+    Raises:
+        ValueError: a method does not exist, or no method takes one of the options.
+        TypeError: an option is of the wrong type.
+    """
+    found = {"": args} if compare else {}
+    unused = dict(options)
+    for method in methods:
+        named_method(method)
+        taken = {name: value for name, value in options.items() if _takes(method, name, value)}
+        unused = {name: value for name, value in unused.items() if name not in taken}
+        found[method] = replace(args, quantization=method, quantization_config=taken or None)
+    if unused:
+        checked_options(named_method(methods[0]) if methods else None, unused)
+    return found | {other: replace(args, model=other) for other in others}
+
+
+def _takes(method: str, name: str, value: Any) -> bool:
+    try:
+        checked_options(named_method(method), {name: value})
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def evaluate_weights(
+    subject: Subject,
+    engines: Mapping[str, EngineArgs],
+    windows: Sequence[list[int]],
+    *,
+    on_window: OnWindow = lambda name, output: None,
+) -> WeightReport:
+    """Scores the windows with each way of storing the weights; one set of weights is there at a time.
+
+    Args:
+        subject: the model, whose tokenizer the windows are of.
+        engines: of `compared_args`; a name "" stands for unquantised weights, which the others are compared with.
+        windows: of `text_windows`.
+        on_window: called with the name that is being measured and each finished window.
+
+    Raises:
+        ValueError: a setting is refused, by name, or another checkpoint has another vocabulary.
+        RuntimeError: a window failed, with the reason.
+        KeyboardInterrupt: on Ctrl-C, between two steps.
+    """
+    window = max(map(len, windows))
+    reference: Scores | None = None
+    results = []
+    for key, args in engines.items():
+        name = key or subject.dtype
+        one = replace(subject, args=args) if args.model == subject.args.model else Subject.find(args)
+        sizes = one.config.vocab_size, subject.config.vocab_size
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"{args.model} has {sizes[0]} tokens, not the {sizes[1]} of {subject.args.model}")
+        params = one.load()
+        scorer = Scorer(args, one.config, one.dtype, params, window)
+        try:
+            scores = scorer.score(windows, lambda output, name=name: on_window(name, output))  # type: ignore[misc]
+        finally:
+            scorer.close()
+        nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+        del params, scorer
+        results.append(WeightResult.of(name, scores, nbytes, reference))
+        if not key:
+            reference = scores
+    return WeightReport(subject.dtype, window, len(windows), sum(len(tokens) - 1 for tokens in windows), results)

@@ -1,0 +1,51 @@
+"""Products of int8 weights with int8 activations, in plain XLA: the same on every platform."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxinfer.quant.array import QuantArray, scales_of
+
+LIMIT = 127
+
+
+def int8_product(x: jax.Array, weight: QuantArray) -> jax.Array:
+    """W8A8: activations rounded to int8, each row with a scale of its own. Sums are exact, so a row's result does not
+    depend on the others."""
+    codes, scale = quantize_rows(x)
+    return dot(codes, code_matrix(weight), jnp.int32).astype(jnp.float32) * (scale[:, None] * channel_scales(weight))
+
+
+def quantize_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """int8 codes ``[T, K]``, rounded to nearest, ties to even, and float32 scales ``[T]``: the largest magnitude of a
+    row over 127; 1 for a row of zeros, and infinite for one with NaN or infinity, whose products are not finite."""
+    scale = row_scales(x)
+    return jnp.round(x.astype(jnp.float32) / scale[:, None]).astype(jnp.int8), scale
+
+
+def row_scales(x: jax.Array) -> jax.Array:
+    """The scales of `quantize_rows`."""
+    # XLA's vectorised maximum passes over NaN on the CPU, but not over infinity.
+    x = x.astype(jnp.float32)
+    scale = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), jnp.inf), axis=-1) / LIMIT
+    return jnp.where(scale < jnp.finfo(jnp.float32).tiny, 1.0, scale)
+
+
+def is_channel_int8(weight: QuantArray) -> bool:
+    """Whether it is integers of 8 bits with one scale for each output channel."""
+    return weight.codes.dtype == jnp.int8 and weight.group == weight.row and weight.offset is None
+
+
+def code_matrix(weight: QuantArray) -> jax.Array:
+    """The codes, `[N, K]`, or `[N, K / 2]` of 4 bits."""
+    return weight.codes.reshape(weight.channels, -1)
+
+
+def channel_scales(weight: QuantArray) -> jax.Array:
+    """float32 `[N]` of a matrix with one scale for each output channel."""
+    return scales_of(weight).reshape(-1)
+
+
+def dot(x: jax.Array, matrix: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """``x[T, K] . matrix[N, K]^T``, ``[T, N]`` of `dtype`, in which it is accumulated."""
+    return lax.dot_general(x, matrix, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
