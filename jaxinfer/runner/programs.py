@@ -100,7 +100,8 @@ class Programs:
         config = self.config
         bucket, seqs = bucket_for(num_tokens, self.buckets), config.scheduler.max_num_seqs
         rows = min(bucket, seqs)
-        logits = 0 if num_logits <= rows else min(bucket, seqs + config.max_draft_rows)
+        widest = min(bucket, seqs + config.max_draft_rows)
+        logits = widest if widest > rows and num_logits > rows else 0
         speculation = config.speculation
         if speculation is None or not sampler:
             return StepSpec(bucket, rows, table_width(config), sampler, logits)

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -91,9 +92,10 @@ def test_ngram_with_an_int8_cache(live: dict[str, Any]) -> None:
     options: dict[str, Any] = {"kv_cache_dtype": "int8", "enforce_eager": True}
     with LLM(**live, **options) as llm:
         expected = summary(generate(llm))
-    with LLM(**live, **options, speculative_model="ngram", num_speculative_tokens="auto") as llm:
+    config = {"method": "ngram", "prompt_lookup_min": 1}
+    with LLM(**live, **options, speculative_config=config, num_speculative_tokens="auto") as llm:
         assert summary(generate(llm)) == expected
-        assert llm.stats().speculation.num_accepted_tokens > 0
+        assert llm.stats().speculation.num_draft_tokens > 20
 
 
 def test_a_stream_gets_every_token_once(live: dict[str, Any], plain: list[Any]) -> None:
@@ -139,10 +141,11 @@ def test_a_draft_of_another_vocabulary_is_refused(
 ) -> None:
     target = write_checkpoint(text_config, text_params, name="target")
     draft = write_checkpoint(text_config, text_params, name="draft")
-    tokenizer = draft / "tokenizer.json"
-    tokenizer.write_text(tokenizer.read_text().replace('"a":97', '"b":97').replace('"b":98', '"a":98', 1))
-    swapped = tokenizer.read_text()
-    assert swapped.count('"b":97') == 1 and swapped.count('"a":98') == 1
+    file = draft / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    file.write_text(json.dumps(tokenizer))
     with pytest.raises(ValueError, match="token 97 is 'b' there and 'a' here"):
         LLM(target, **TINY, speculative_model=draft)
     other = dataclasses.replace(text_config, vocab_size=300)

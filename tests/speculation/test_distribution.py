@@ -149,7 +149,7 @@ def test_triples(
     counts, acceptance = triples(bench_of_64, proposer, params)
     probability = exact(eight_tokens, bench_of_64.params, params)
     assert probability.sum() == pytest.approx(1.0)
-    assert acceptance > 1.2
+    assert 1.05 < acceptance < 3.0  # some guesses are right and some are wrong
     assert counts[probability == 0.0].sum() == 0
     assert p_value(counts, probability * draws) > 0.001
 

@@ -91,16 +91,21 @@ def test_in_a_small_pool_and_alone(bench: Bench, make: Make, plain: Any, name: s
         assert token_ids(alone)["0"] == token_ids(plain)[str(index)]
 
 
-def special(plain: list[int]) -> dict[str, SamplingParams]:
+def banning(*words: tuple[int, ...]) -> SamplingParams:
+    """Bad words by their ids, for an engine without a tokenizer. The bias lets the sampler draw."""
+    params = SamplingParams(temperature=0, max_tokens=24, logit_bias={63: -1.0})
+    params.bad_words_token_ids = words
+    return params
+
+
+def special(plain: list[int], bans: SamplingParams) -> dict[str, SamplingParams]:
     """Field case 1; `plain` are the ids without any of it."""
-    word = SamplingParams(temperature=0, max_tokens=24)
-    word.bad_words_token_ids = (tuple(plain[3:5]), (plain[6],), tuple(plain[8:11]))
     return {
         "repetition": SamplingParams(temperature=0, repetition_penalty=1.5, max_tokens=24),
         "frequency": SamplingParams(temperature=0, frequency_penalty=2.0, max_tokens=24, logprobs=3),
         "presence": SamplingParams(temperature=0.8, seed=4, presence_penalty=1.5, max_tokens=24),
         "bias": SamplingParams(temperature=0, logit_bias={plain[3]: -100.0}, max_tokens=24),
-        "bad words": word,
+        "bad words": bans,
         "min_tokens": SamplingParams(temperature=0, min_tokens=12, stop_token_ids=plain[2:4], max_tokens=24),
         "allowed": SamplingParams(temperature=0, allowed_token_ids=list(range(2, 20)), max_tokens=24),
         "min_p": SamplingParams(temperature=1.0, seed=7, min_p=0.3, max_tokens=24),
@@ -112,8 +117,16 @@ def special(plain: list[int]) -> dict[str, SamplingParams]:
 
 @pytest.fixture(scope="module")
 def specials(bench: Bench) -> tuple[list[tuple[list[int], SamplingParams]], Any]:
-    base = serve(bench.engine(None), [(prompt(8, 6), SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))])
-    requests = [(prompt(8, 6), params) for params in special(token_ids(base)["0"]).values()]
+    def ids(params: SamplingParams) -> list[int]:
+        return token_ids(serve(bench.engine(None), [(prompt(14, 6), params)]))["0"]
+
+    plain = ids(SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
+    words = [(63,), tuple(plain[1:3])]
+    words.append(tuple(ids(banning(*words))[5:8]))
+    banned = ids(banning(*words))
+    # Two bans of several tokens are met, each once its first tokens are there.
+    assert banned[:2] == plain[:2] and banned[2] != plain[2] and banned[5:7] == list(words[2][:2])
+    requests = [(prompt(14, 6), params) for params in special(plain, banning(*words)).values()]
     return requests, serve(bench.engine(None), requests)
 
 
