@@ -246,6 +246,23 @@ def test_the_summary_says_what_is_missing(tmp_path: Path) -> None:
     assert "0 of 1 cases agree" in text and "**FAILED**: kv_write (error over tolerance: key 3)." in text
 
 
+def test_the_summary_compares_products_with_bfloat16(tmp_path: Path) -> None:
+    from scripts.gpu_checks.journal import Journal
+    from scripts.gpu_checks.report import as_markdown
+
+    journal = Journal(tmp_path / "journal")
+    for case, us, facts in (
+        ("bf16 M16", 30.0, {}),
+        ("W4A16 g128 offset M16", 10.0, {"goal": 3.0}),
+        ("XLA T16", 5.0, {}),
+    ):
+        journal.add("products", case, "ok", us=us, us_least=us, us_most=us, tokens=16, **facts)
+    journal.add("products", "W8A8 M1", "failed", why="off", tokens=1)
+    text = as_markdown(journal)
+    assert "| W4A16 g128 offset M16 | 10.0 (10.0 to 10.0) | 3.00 (goal 3) |" in text
+    assert "| XLA T16 | 5.0 (5.0 to 5.0) | - |" in text and "**FAILED**: W8A8 M1 (off)." in text
+
+
 def spoiled(results: Any, leaf: int) -> Any:
     """The results with one element of one array changed: a larger one than most, doubled, or the last bit of a code."""
     leaves, tree = jax.tree.flatten(results)
@@ -263,6 +280,7 @@ def spoiled(results: Any, leaf: int) -> Any:
         ("writing_checks", 0),
         ("writing_checks", 4),
         ("product_checks", 0),
+        ("quantized_checks", 2),
         ("flash_checks", 0),
         ("flash_checks", 2),
     ],

@@ -45,7 +45,7 @@ class CalibratedMethod:
             raise ValueError(f"name={self.name!r} must be 'awq' or 'gptq'")
         if self.bits not in ((4, 8) if self.name == "gptq" else (4,)):
             raise ValueError(f"bits={self.bits} is not supported: AWQ has 4 bits, GPTQ 4 or 8")
-        if self.group and self.group < 16 or self.group % 2:
+        if (self.group and self.group < 16) or self.group % 2:
             raise ValueError(f"group={self.group} must be an even number of at least 16, or 0 for all of a channel")
         if self.name == "awq" and (self.symmetric or self.act_order):
             raise ValueError("symmetric and act_order are settings of 'gptq'; AWQ has neither")

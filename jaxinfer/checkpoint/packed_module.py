@@ -119,7 +119,7 @@ def find_packed(
     found = {
         module: parts
         for module, parts in _by_module(tensors, names.keys()).items()
-        if _is_packed(parts) and (layout.covers(module) or "weight" not in parts)
+        if _is_packed(parts) and (layout.covers(module) or not _is_float(parts))
     }
     packed, missing, wrong = {}, [], []
     for module, parts in found.items():
@@ -141,7 +141,7 @@ def find_packed(
     if not packed:
         raise ValueError(
             f"{source}: quantization_config says {layout}, but no matrix is stored in that way; if all are floats, "
-            "take quantization_config out of the config"
+            "take quantization_config out of the config, or the file away that says so beside it"
         )
     if missing or wrong:
         problem = f"{_listed(missing)} missing from the checkpoint" if missing else f"tensor {_listed(wrong)}"
@@ -174,7 +174,12 @@ def _by_module(tensors: Mapping[str, Tensor], modules: Collection[str]) -> dict[
 
 def _is_packed(parts: Mapping[str, Tensor]) -> bool:
     """Whether there is anything but a float weight."""
-    return set(parts) != {"weight"} or parts["weight"].dtype not in STORED_AS
+    return set(parts) != {"weight"} or not _is_float(parts)
+
+
+def _is_float(parts: Mapping[str, Tensor]) -> bool:
+    """Whether there is a float weight, which bitsandbytes' codes can pass for."""
+    return "weight" in parts and parts["weight"].dtype in STORED_AS
 
 
 def _dtype(tensor: Tensor) -> str:

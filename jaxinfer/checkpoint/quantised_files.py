@@ -207,10 +207,7 @@ class _Trials:
     def _pack_zeros(
         self, name: str, shape: tuple[int, ...], storage: Storage
     ) -> dict[str, tuple[tuple[int, ...], str]]:
-        plain = replace(storage, double=False, ordered=False)
-        array = quantize(np.broadcast_to(np.float32(0), shape), 1, plain, self._dtype)
-        if storage.ordered:
-            array = replace(array, order=np.arange(shape[1], dtype=np.int32))
+        array = quantize(np.broadcast_to(np.float32(0), shape), 1, storage, self._dtype)
         if self._double:
             array = replace(array, scale=coded_scales(np.asarray(array.scale, np.float32)))
         sizes = {}

@@ -83,6 +83,7 @@ def quantize_checkpoint(
     double_quant: bool = False,
     quantize_head: bool = False,
     desc_act: bool = False,
+    static_groups: bool = False,
     damp_percent: float | None = None,
     calibration: str | Path | None = None,
     num_samples: int | None = None,
@@ -115,7 +116,9 @@ def quantize_checkpoint(
         symmetric: of "int4" and "gptq": False stores a zero point for each group. None is True; "awq" always has them.
         double_quant: of "nf4" and "fp4": whether the scales are quantised to 8 bits.
         quantize_head: of 8-bit methods: whether the output head is quantised as well.
-        desc_act: of "gptq": whether inputs are rounded in the order of how strong they are ("act-order").
+        desc_act: of "gptq": whether inputs are rounded in the order of how strong they are ("act-order"), and grouped
+            in that order, which costs a gather of the activations and is not read by every engine.
+        static_groups: of "gptq" with desc_act: groups are of neighbouring inputs all the same.
         damp_percent: of "gptq": share of the mean of the Hessian's diagonal that is added to it. None is 0.01.
         calibration: of "awq" and "gptq": a text file in UTF-8, or "builtin" (None).
         num_samples: of "awq" and "gptq": pieces of the text that are run through the model. None is 128.
@@ -131,8 +134,8 @@ def quantize_checkpoint(
         OSError: writing failed; nothing is left.
     """
     options = QuantizeOptions(
-        method, bits, group_size, symmetric, double_quant, quantize_head, desc_act, damp_percent, calibration,
-        num_samples, seq_len,
+        method, bits, group_size, symmetric, double_quant, quantize_head, desc_act, static_groups, damp_percent,
+        calibration, num_samples, seq_len,
     )  # fmt: skip
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes={max_shard_bytes} must be at least 1")
@@ -253,6 +256,7 @@ class _Run:
             group=0 if options.group_size == -1 else options.group_size or 0,
             symmetric=bool(options.symmetric),
             act_order=options.desc_act,
+            static_groups=options.static_groups,
             damping=options.damp_percent or 0.01,
             dtype=job.dtype,
         )

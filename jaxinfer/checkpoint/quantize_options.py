@@ -33,6 +33,7 @@ class QuantizeOptions:
     double_quant: bool = False
     quantize_head: bool = False
     desc_act: bool = False
+    static_groups: bool = False
     damp_percent: float | None = None
     calibration: str | Path | None = None
     num_samples: int | None = None
@@ -42,7 +43,7 @@ class QuantizeOptions:
         methods = OfflineMethod.__args__  # type: ignore[attr-defined]
         if self.method not in methods:
             raise ValueError(f"method={self.method!r} must be one of {', '.join(methods)}")
-        for name in ("double_quant", "quantize_head", "desc_act"):
+        for name in ("double_quant", "quantize_head", "desc_act", "static_groups"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r} must be True or False")
         self._check_bits()
@@ -150,8 +151,10 @@ class QuantizeOptions:
                 raise TypeError(f"{name}={value!r} must be an int")
             if name != "calibration" and value < (1 if name == "num_samples" else 2):
                 raise ValueError(f"{name}={value} must be at least {1 if name == 'num_samples' else 2}")
-        if self.method != "gptq" and (self.desc_act or self.damp_percent is not None):
-            name = "desc_act" if self.desc_act else "damp_percent"
-            raise ValueError(f"{name}={getattr(self, name)!r} is of 'gptq', not of {self.method!r}; leave it out")
+        for name in ("desc_act", "static_groups", "damp_percent"):
+            if self.method != "gptq" and getattr(self, name) not in (False, None):
+                raise ValueError(f"{name}={getattr(self, name)!r} is of 'gptq', not of {self.method!r}; leave it out")
+        if self.static_groups and not self.desc_act:
+            raise ValueError("static_groups=True needs desc_act=True: without an order there is nothing to change")
         if self.damp_percent is not None and not 0 < self.damp_percent < 1:
             raise ValueError(f"damp_percent={self.damp_percent!r} must be between 0 and 1, such as {DAMP}")

@@ -11,7 +11,8 @@ from jaxinfer.cli.model_options import add_model_options, find_model
 
 if TYPE_CHECKING:
     from jaxinfer.training.corpus import DataOptions
-    from jaxinfer.training.distill import DistillOptions
+    from jaxinfer.training.distill import Distillation, DistillOptions
+    from jaxinfer.training.heads import Eagle, Medusa, TrainedHeads
     from jaxinfer.training.options import TrainOptions
 
 DESCRIPTION = """\
@@ -29,6 +30,9 @@ student lacks at the start it gets back.
 
 --top-k K asks the teacher once for its K most probable tokens at every place and keeps them on disk, so that it need
 not be in memory; teacher and student are compared by those and by how much is left for all other tokens together.
+
+--medusa-heads and --eagle train heads for speculation on the teacher itself, which stays as it is; OUTPUT then has them
+in the layout in which such heads are published.
 
 OUTPUT appears when it is whole. A run that is stopped or killed leaves what it has done beside OUTPUT, and the same
 command with --resume goes on from the last checkpoint, to the same bits as without a break.
@@ -54,6 +58,7 @@ def add_parser(commands: Any) -> None:
     _add_data(parser.add_argument_group("data"))
     _add_objective(parser.add_argument_group("objective"))
     _add_training(parser.add_argument_group("training"))
+    _add_heads(parser.add_argument_group("heads for speculation"))
     add_model_options(parser)
 
 
@@ -94,6 +99,14 @@ def _add_objective(group: Any) -> None:
     add("--temperature", type=float, default=1.0, metavar="T", help="of both distributions. Default: 1.")
     add("--hidden-weight", type=float, default=0.0, metavar="W", help="of the last layers' difference. Default: 0.")
     add(
+        "--on-policy",
+        type=human_int,
+        default=0,
+        metavar="N",
+        help="with generate: the student writes the texts, --num-texts of them anew every N steps. Default: 0, the "
+        "teacher does.",
+    )
+    add(
         "--top-k",
         type=human_int,
         default=0,
@@ -122,36 +135,87 @@ def _add_training(group: Any) -> None:
     add("--seed", type=human_int, default=0, metavar="N", help="Default: 0.")
 
 
+def _add_heads(group: Any) -> None:
+    add = group.add_argument
+    add("--medusa-heads", type=human_int, metavar="K", help="train so many Medusa heads (arXiv:2401.10774)")
+    add("--medusa-layers", type=human_int, metavar="N", help="residual blocks of a head. Default: 1.")
+    add("--medusa-own-heads", action="store_true", help="each with an output matrix of its own; else the model's")
+    add("--eagle", action="store_true", help="train an EAGLE head (arXiv:2401.15077)")
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Returns 0."""
     from jaxinfer.cli.convert import tidy_end
     from jaxinfer.training.distill import distill
+    from jaxinfer.training.heads import train_heads
     from jaxinfer.training.job_folder import check_resume
 
     check_resume(arguments.output, arguments.resume)  # before anything is downloaded
+    heads = _heads(arguments)
     data, training, options = _data(arguments), _training(arguments), _objective(arguments)
     _keep_programs()
+    shared: dict[str, Any] = {
+        "teacher_cache": arguments.teacher_cache,
+        "resume": arguments.resume,
+        "progress": sys.stderr.isatty(),
+    }
     with tidy_end():
-        done = distill(
-            find_model(arguments.teacher, arguments),
-            arguments.output,
-            data,
-            training,
-            options,
-            student=arguments.student,
-            student_layers=arguments.student_layers,
-            teacher_cache=arguments.teacher_cache,
-            resume=arguments.resume,
-            progress=sys.stderr.isatty(),
-        )
-    print(f"{done.path}: {done.num_params:,} parameters after {done.steps:,} steps")
-    if done.final_nll is not None:
-        print(
-            f"held-out loss in nats a token: teacher {done.teacher_nll:.4f}, student {done.start_nll:.4f} before and "
-            f"{done.final_nll:.4f} after"
-            + ("" if done.recovered is None else f": {done.recovered:.1%} of the difference recovered")
-        )
+        teacher = find_model(arguments.teacher, arguments)
+        if heads is not None:
+            made = train_heads(
+                teacher, arguments.output, heads, data, training, save_dtype=options.save_dtype, **shared
+            )
+            print("\n".join(_told_heads(made)))
+            return 0
+        student = {"student": arguments.student, "student_layers": arguments.student_layers}
+        done = distill(teacher, arguments.output, data, training, options, **student, **shared)
+    print("\n".join(_told(done)))
     return 0
+
+
+def _told(done: "Distillation") -> list[str]:
+    lines = [f"{done.path}: {done.num_params:,} parameters after {done.steps:,} steps"]
+    if done.final_nll is not None:
+        share = "" if done.recovered is None else f": {done.recovered:.1%} of the difference recovered"
+        lines.append(
+            f"held-out loss in nats a token: teacher {done.teacher_nll:.4f}, student {done.start_nll:.4f} before and "
+            f"{done.final_nll:.4f} after{share}"
+        )
+    return lines
+
+
+def _told_heads(made: "TrainedHeads") -> list[str]:
+    lines = [f"{made.path}: {made.num_params:,} parameters after {made.steps:,} steps"]
+    lines += [f"held-out {name}: {made.before[name]:.4f} before, {made.after[name]:.4f} after" for name in made.before]
+    return lines
+
+
+def _heads(arguments: argparse.Namespace) -> "Medusa | Eagle | None":
+    from jaxinfer.training.heads import Eagle, Medusa
+
+    medusa = arguments.medusa_heads is not None
+    if not medusa and (arguments.medusa_layers is not None or arguments.medusa_own_heads):
+        raise ValueError("--medusa-layers and --medusa-own-heads need --medusa-heads, the number of heads")
+    if not medusa and not arguments.eagle:
+        return None
+    if medusa and arguments.eagle:
+        raise ValueError("give either --medusa-heads or --eagle")
+    if arguments.student is not None or arguments.student_layers is not None:
+        raise ValueError("--student and --student-layers make a model; leave them out with --medusa-heads and --eagle")
+    if (arguments.objective, arguments.temperature, arguments.hidden_weight, arguments.top_k) != (
+        "forward_kl",
+        1,
+        0,
+        0,
+    ):
+        raise ValueError(
+            "--objective, --temperature, --hidden-weight and --top-k are for students; heads learn by the losses of "
+            "their papers"
+        )
+    if arguments.eagle:
+        return Eagle()
+    layers = 1 if arguments.medusa_layers is None else arguments.medusa_layers
+    return Medusa(arguments.medusa_heads, layers, arguments.medusa_own_heads)
 
 
 def _data(arguments: argparse.Namespace) -> "DataOptions":
@@ -197,7 +261,7 @@ def _training(arguments: argparse.Namespace) -> "TrainOptions":
 def _objective(arguments: argparse.Namespace) -> "DistillOptions":
     from jaxinfer.training.distill import DistillOptions
 
-    names = ("objective", "temperature", "hidden_weight", "top_k", "save_dtype")
+    names = ("objective", "temperature", "hidden_weight", "top_k", "on_policy", "save_dtype")
     return DistillOptions(**{name: getattr(arguments, name) for name in names})
 
 

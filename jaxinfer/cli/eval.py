@@ -120,15 +120,18 @@ def _run_weights(arguments: argparse.Namespace, methods: list[str]) -> int:
     args = engine_args(arguments, kv_cache_dtype=(arguments.kv_cache_dtype or ["auto"])[0])
 
     from jaxinfer.evaluation.subject import Subject
-    from jaxinfer.evaluation.weights import compared_args, evaluate_weights
+    from jaxinfer.evaluation.weights import compared_subjects, evaluate_weights
     from jaxinfer.evaluation.windows import text_windows
+    from jaxinfer.startup.quantization import named_method
 
-    engines = compared_args(args, methods, options, arguments.also, compare=arguments.compare)
+    for method in methods:
+        named_method(method)  # before the model is looked for
     text = _read_text(arguments)
     subject = Subject.find(args)
     windows = text_windows(subject.tokenizer, text, subject.window(arguments.window))
-    with _bar(len(windows) * len(engines), "weights") as progress:
-        report = evaluate_weights(subject, engines, windows, on_window=progress)
+    subjects = compared_subjects(subject, methods, options, arguments.also, compare=arguments.compare)
+    with _bar(len(windows) * len(subjects), "weights") as progress:
+        report = evaluate_weights(subjects, windows, on_window=progress)
     _print(arguments, report.as_dict(), report.as_text())
     return 0
 

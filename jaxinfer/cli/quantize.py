@@ -78,6 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         "double_quant": arguments.double_quant,
         "quantize_head": arguments.quantize_head,
         "desc_act": arguments.desc_act,
+        "static_groups": arguments.static_groups,
         "damp_percent": arguments.damp,
         "calibration": arguments.calibration,
         "num_samples": arguments.samples,
@@ -146,6 +147,9 @@ def _add_calibration(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--samples", type=human_int, metavar="N", help="pieces of the text. Default: 128.")
     group.add_argument("--seq-len", type=human_int, metavar="N", help="tokens of a piece. Default: 512.")
     group.add_argument("--desc-act", action="store_true", help="gptq: round the strongest inputs first (act-order)")
+    group.add_argument(
+        "--static-groups", action="store_true", help="with --desc-act: groups of neighbours, which every engine reads"
+    )
     group.add_argument(
         "--damp",
         type=float,

@@ -12,7 +12,6 @@ from jaxinfer.engine.outputs import RequestOutput
 from jaxinfer.evaluation.report import table
 from jaxinfer.evaluation.scoring import Scorer, Scores
 from jaxinfer.evaluation.subject import Subject
-from jaxinfer.startup.args import EngineArgs
 from jaxinfer.startup.quantization import checked_options, named_method
 
 OnWindow = Callable[[str, RequestOutput], None]
@@ -138,37 +137,49 @@ def _row(result: WeightResult) -> tuple[str, ...]:
     )
 
 
-def compared_args(
-    args: EngineArgs,
+def compared_subjects(
+    subject: Subject,
     methods: Sequence[str],
     options: Mapping[str, Any],
     others: Sequence[str],
     *,
     compare: bool,
-) -> dict[str, EngineArgs]:
-    """The engines to measure, by name: unquantised first if something is compared, then each method, then others.
+) -> dict[str, Subject]:
+    """What is to be measured, by name: unquantised first if something is compared, then each method, then others.
 
     Args:
-        args: the settings that all share, without `quantization`.
+        subject: the model, with the settings that all share and no `quantization`.
         methods: values of `quantization`.
-        options: of `quantization_config`; each method gets those that it takes.
+        options: of `quantization_config`; each method and each quantised checkpoint gets those that it takes.
         others: further checkpoints of the same model, quantised or not, which are measured as they are.
         compare: whether to measure the unquantised model, under the name "".
 
     Raises:
-        ValueError: a method does not exist, or no method takes one of the options.
+        ValueError: a method or a checkpoint does not exist, a checkpoint has another vocabulary, or nothing takes one
+            of the options.
         TypeError: an option is of the wrong type.
     """
-    found = {"": args} if compare else {}
+    found = {"": subject} if compare else {}
     unused = dict(options)
-    for method in methods:
+
+    def asked(subject: Subject, method: str) -> Subject:
         named_method(method)
         taken = {name: value for name, value in options.items() if _takes(method, name, value)}
-        unused = {name: value for name, value in unused.items() if name not in taken}
-        found[method] = replace(args, quantization=method, quantization_config=taken or None)
+        for name in taken:
+            unused.pop(name, None)
+        return replace(subject, args=replace(subject.args, quantization=method, quantization_config=taken or None))
+
+    for method in methods:
+        found[method] = asked(subject, method)
+    for other in others:
+        one = Subject.find(replace(subject.args, model=other))
+        sizes = one.config.vocab_size, subject.config.vocab_size
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"{other} has {sizes[0]} tokens, not the {sizes[1]} of {subject.args.model}")
+        found[other] = one if one.checkpoint.layout is None else asked(one, one.checkpoint.layout.method)
     if unused:
         checked_options(named_method(methods[0]) if methods else None, unused)
-    return found | {other: replace(args, model=other) for other in others}
+    return found
 
 
 def _takes(method: str, name: str, value: Any) -> bool:
@@ -180,8 +191,7 @@ def _takes(method: str, name: str, value: Any) -> bool:
 
 
 def evaluate_weights(
-    subject: Subject,
-    engines: Mapping[str, EngineArgs],
+    subjects: Mapping[str, Subject],
     windows: Sequence[list[int]],
     *,
     on_window: OnWindow = lambda name, output: None,
@@ -189,27 +199,23 @@ def evaluate_weights(
     """Scores the windows with each way of storing the weights; one set of weights is there at a time.
 
     Args:
-        subject: the model, whose tokenizer the windows are of.
-        engines: of `compared_args`; a name "" stands for unquantised weights, which the others are compared with.
+        subjects: of `compared_subjects`; the name "" stands for unquantised weights, which the others are compared
+            with.
         windows: of `text_windows`.
         on_window: called with the name that is being measured and each finished window.
 
     Raises:
-        ValueError: a setting is refused, by name, or another checkpoint has another vocabulary.
+        ValueError: a setting is refused, by name.
         RuntimeError: a window failed, with the reason.
         KeyboardInterrupt: on Ctrl-C, between two steps.
     """
     window = max(map(len, windows))
     reference: Scores | None = None
     results = []
-    for key, args in engines.items():
+    for key, subject in subjects.items():
         name = key or subject.dtype
-        one = replace(subject, args=args) if args.model == subject.args.model else Subject.find(args)
-        sizes = one.config.vocab_size, subject.config.vocab_size
-        if sizes[0] != sizes[1]:
-            raise ValueError(f"{args.model} has {sizes[0]} tokens, not the {sizes[1]} of {subject.args.model}")
-        params = one.load()
-        scorer = Scorer(args, one.config, one.dtype, params, window)
+        params = subject.load()
+        scorer = Scorer(subject.args, subject.config, subject.dtype, params, window)
         try:
             scores = scorer.score(windows, lambda output, name=name: on_window(name, output))  # type: ignore[misc]
         finally:
@@ -219,4 +225,5 @@ def evaluate_weights(
         results.append(WeightResult.of(name, scores, nbytes, reference))
         if not key:
             reference = scores
-    return WeightReport(subject.dtype, window, len(windows), sum(len(tokens) - 1 for tokens in windows), results)
+    dtype = next(iter(subjects.values())).dtype
+    return WeightReport(dtype, window, len(windows), sum(len(tokens) - 1 for tokens in windows), results)

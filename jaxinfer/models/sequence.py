@@ -98,7 +98,7 @@ class SequenceDecoder:
             x: of `embed`, or the layer before.
             segments: as given to `embed`.
         """
-        return run_layer(self.config, self.config.layer_kind(index), self.implementation, params, x, segments)
+        return _run_layer(self.config, self.config.layer_kind(index), self.implementation, params, x, segments)
 
     def head(self, params: Params, x: jax.Array) -> jax.Array:
         """Logits float32[..., V] of ``x[..., D]`` after the last layer: final norm and output head.
@@ -115,7 +115,6 @@ class SequenceDecoder:
         return flat.reshape(*x.shape[:-1], -1)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
 def run_layer(
     config: ModelConfig,
     kind: LayerKind,
@@ -124,13 +123,16 @@ def run_layer(
     x: jax.Array,
     segments: jax.Array | None,
 ) -> jax.Array:
-    """One layer of this kind over ``x[B, T, D]``; see `SequenceDecoder.layer`."""
+    """One layer of this kind over ``x[B, T, D]``, see `SequenceDecoder.layer`, as part of a caller's program."""
     batch, length, width = x.shape
     angles = rotation(config, sequence_positions(batch, length, segments).reshape(-1), kind.rope)
     attend = SequenceAttention(segments, batch, implementation)
     block = DecoderLayer(config, kind, parent=None)
     out, _ = block.apply({"params": params}, x.reshape(-1, width), angles, attend, None)
     return out.reshape(x.shape)
+
+
+_run_layer = jax.jit(run_layer, static_argnums=(0, 1, 2))
 
 
 def sequence_positions(batch: int, length: int, segments: jax.Array | None = None) -> jax.Array:

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.quant.rotation import rotate
+
 Array = Any
 """A jax.Array, a numpy array, or a `jax.ShapeDtypeStruct`."""
 
@@ -15,7 +17,7 @@ Array = Any
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["codes", "scale", "offset", "codebook", "order"],
-    meta_fields=["bits", "group", "axis", "shape", "dtype", "act_bits"],
+    meta_fields=["bits", "group", "axis", "shape", "dtype", "act_bits", "rotation"],
 )
 @dataclass(frozen=True)
 class QuantArray:
@@ -40,6 +42,8 @@ class QuantArray:
             such numbers; else 16.
         order: int32[K], a permutation: what is stored as input j of a channel is the parameter's input ``order[j]``
             (GPTQ's act-order); or None for as they are.
+        rotation: blocks of so many inputs are stored multiplied by `rotation.hadamard`, and activations are rotated
+            likewise for the product; 0 for as they are. Not together with an order.
     """
 
     codes: Array
@@ -53,6 +57,7 @@ class QuantArray:
     dtype: str = "float32"
     act_bits: int = 16
     order: Array | None = None
+    rotation: int = 0
 
     @property
     def channels(self) -> int:
@@ -143,6 +148,8 @@ def dequantize(array: QuantArray, dtype: Any = jnp.float32) -> jax.Array:
     values = groups * scales_of(array).reshape(array.channels, -1, 1)
     if array.offset is not None:
         values = values + jnp.asarray(array.offset, jnp.float32).reshape(array.channels, -1, 1)
+    if array.rotation:
+        values = rotate(values.reshape(array.channels, array.row), array.rotation)
     values = values.astype(dtype)
     if array.order is not None:
         values = jnp.take(values.reshape(array.channels, array.row), jnp.argsort(array.order), axis=1)

@@ -47,7 +47,7 @@ def gpu_product(
 
 def is_one_kernel(x: jax.Array, weight: QuantArray, norm: jax.Array, activation: str | None) -> bool:
     """Whether `gpu_product` with a norm, and a gate or None, is a kernel on the current device: one launch."""
-    if norm.dtype != x.dtype:
+    if norm.dtype != x.dtype or weight.rotation:
         return False
     scale, table = _scales(weight)
     name = chosen_implementation(

@@ -1,4 +1,4 @@
-"""Products of int8 weights with int8 activations, in plain XLA: the same on every platform."""
+"""What products of int8 weights with int8 activations are made of."""
 
 import jax
 import jax.numpy as jnp
@@ -7,13 +7,6 @@ from jax import lax
 from jaxinfer.quant.array import QuantArray, scales_of
 
 LIMIT = 127
-
-
-def int8_product(x: jax.Array, weight: QuantArray) -> jax.Array:
-    """W8A8: activations rounded to int8, each row with a scale of its own. Sums are exact, so a row's result does not
-    depend on the others."""
-    codes, scale = quantize_rows(x)
-    return dot(codes, code_matrix(weight), jnp.int32).astype(jnp.float32) * (scale[:, None] * channel_scales(weight))
 
 
 def quantize_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -10,6 +10,7 @@ from jax import lax
 from jaxinfer.quant.array import QuantArray
 from jaxinfer.quant.cpu_matmul import cpu_product
 from jaxinfer.quant.gpu_matmul import gpu_product
+from jaxinfer.quant.rotation import rotate
 
 
 def project(x: jax.Array, weight: QuantArray, row_maxima: jax.Array | None = None) -> jax.Array:
@@ -18,6 +19,8 @@ def project(x: jax.Array, weight: QuantArray, row_maxima: jax.Array | None = Non
     `row_maxima`: float32[any, T], whose largest is that of a row of ``|x|``, for a GPU that rounds rows of x; None
     where they are not known.
     """
+    if weight.rotation:
+        x, weight, row_maxima = rotate(x, weight.rotation), replace(weight, rotation=0), None
     on_gpu = partial(gpu_product, row_maxima=row_maxima)
     return lax.platform_dependent(x, weight, cpu=_on_cpu, default=on_gpu)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxinfer.quant.array import QuantArray
 from jaxinfer.quant.quantize import dequantized, quantize, quantized_shape
-from jaxinfer.quant.storage import FORMATS, CheckpointMethod, Method, Storage, fitting
+from jaxinfer.quant.storage import FORMATS, ROTATION, CheckpointMethod, Kind, Method, Storage, fitting
 
 # Output axes come first in a parameter: one in these, all but the last in the other matrices.
 _ONE_OUTPUT_AXIS = ("attn/out/kernel", "mlp/down/kernel", "shared/down/kernel")
@@ -23,13 +23,15 @@ class QuantPlan:
 
     Attributes:
         method: what is asked for.
-        group: inputs that share a scale in a 4-bit format; 0 is all of a channel, None the method's own (`FORMATS`).
+        group: inputs that share a scale in "int8" or a 4-bit format; 0 is all of a channel, None the method's own
+            (`FORMATS`).
+        down_group: of "int8" without a group: that of the matrices that come last in a layer, which lose most.
         symmetric: of "int4".
         double: whether "nf4" and "fp4" quantise their scales.
         head: whether an output head of its own is stored in 8 bits.
         embedding: whether the token table is stored in 8 bits; with tied weights it is the head, too.
         fast_form: whether matrices end up as int8 per output channel, made from the values that the method gives: what
-            a CPU multiplies quickly.
+            a CPU multiplies quickly. "int8" stays as it is, and "int8_w8a8" has its inputs rotated, too.
         kept: path -> format of the parameters whose codes are taken over from the checkpoint.
         only_kept: whether the other parameters of layers stay in floats: the method is the checkpoint's.
     """
@@ -40,6 +42,7 @@ class QuantPlan:
     double: bool = False
     head: bool = False
     embedding: bool = False
+    down_group: int = 0
     fast_form: bool = False
     kept: Mapping[str, Storage] = field(default_factory=dict)
     only_kept: bool = False
@@ -51,18 +54,25 @@ class QuantPlan:
         axis = input_axis(path, shape)
         if axis is None or not self._includes(path):
             return None
-        wanted = FORMATS.get(self.method, Storage("int8"))
+        wanted, row = FORMATS.get(self.method, Storage("int8")), int(np.prod(shape[axis:]))
+        rotated = self.method == "int8_w8a8" and self.fast_form and row % ROTATION == 0
         if path in (_HEAD, _EMBEDDING):
-            return Storage("fp8" if wanted.kind == "fp8" else "int8", act_bits=wanted.act_bits)
+            kind: Kind = "fp8" if wanted.kind == "fp8" else "int8"
+            return Storage(kind, act_bits=wanted.act_bits, rotated=rotated)
+        if rotated:
+            return replace(wanted, rotated=True)
+        if self.method == "int8":
+            wanted = replace(wanted, group=self.down_group if path.endswith("down/kernel") else 0)
+        if self.group is not None:
+            wanted = replace(wanted, group=self.group)
         if wanted.bits == 4:
-            group = wanted.group if self.group is None else self.group
-            wanted = replace(wanted, group=group, symmetric=self.symmetric, double=self.double)
-        return fitting(wanted, int(np.prod(shape[axis:])), shape[-1])
+            wanted = replace(wanted, symmetric=self.symmetric, double=self.double)
+        return fitting(wanted, row, shape[-1])
 
     def stored(self, path: str, shape: tuple[int, ...]) -> Storage | None:
         """The format that a parameter ends up in; None for floats."""
         source = self.source(path, shape)
-        if source is None or not self.fast_form:
+        if source is None or not self.fast_form or self.method in ("int8", "int8_w8a8"):
             return source
         return Storage("int8", act_bits=source.act_bits if source.kind == "int8" else 16)
 

@@ -12,7 +12,8 @@ from jaxinfer.quant.array import CodedScale, QuantArray
 from jaxinfer.quant.codebook import DYNAMIC, FP4, NF4, quantize_fp4, quantize_nf4, quantize_scales
 from jaxinfer.quant.fp8 import quantize_fp8
 from jaxinfer.quant.integer import quantize_asymmetric, quantize_int4, quantize_int8
-from jaxinfer.quant.storage import SCALES_PER_BLOCK, Storage
+from jaxinfer.quant.rotation import rotated
+from jaxinfer.quant.storage import ROTATION, SCALES_PER_BLOCK, Storage
 
 CHUNK_VALUES = 1 << 18  # values at a time, so that the temporaries stay in the processor's cache
 LARGEST = 1e38
@@ -49,6 +50,8 @@ def quantize(values: np.ndarray, axis: int, storage: Storage, dtype: str = "floa
         part = rows[start : start + step].astype(np.float32)
         if not (np.abs(part) <= LARGEST).all():
             raise ValueError(f"holds NaN or a value beyond {LARGEST:g} and cannot be quantised; repair the checkpoint")
+        if storage.rotated:
+            part = rotated(part, ROTATION)
         stop = start + len(part)
         packed, scales, *offsets = _rounding(storage)(part.reshape(-1, group))
         codes[start:stop] = (pack_nibbles(packed) if storage.bits == 4 else packed).reshape(len(part), -1)
@@ -66,6 +69,7 @@ def quantize(values: np.ndarray, axis: int, storage: Storage, dtype: str = "floa
         shape=tuple(values.shape),
         dtype=dtype,
         act_bits=storage.act_bits,
+        rotation=ROTATION if storage.rotated else 0,
         order=np.arange(expected.row, dtype=np.int32) if storage.ordered else None,
     )
 
@@ -78,7 +82,7 @@ def quantized_shape(shape: tuple[int, ...], axis: int, storage: Storage, dtype: 
     """
     row = int(np.prod(shape[axis:]))
     group = storage.group_of(row)
-    if row % group or (storage.bits == 4 and shape[-1] % 2):
+    if row % group or (storage.bits == 4 and shape[-1] % 2) or (storage.rotated and row % ROTATION):
         raise ValueError(f"{storage} does not fit {list(shape)}, whose channels have {row} inputs")
     spec = jax.ShapeDtypeStruct
     scales = (*shape[:axis], row // group)
@@ -101,6 +105,7 @@ def quantized_shape(shape: tuple[int, ...], axis: int, storage: Storage, dtype: 
         shape=tuple(shape),
         dtype=dtype,
         act_bits=storage.act_bits,
+        rotation=ROTATION if storage.rotated else 0,
         order=spec((row,), jnp.int32) if storage.ordered else None,
     )
 
@@ -114,6 +119,8 @@ def dequantized(array: QuantArray) -> np.ndarray:
     values = codes.astype(np.float32).reshape(-1, array.group) * host_scales(array).reshape(-1, 1)
     if array.offset is not None:
         values += np.asarray(array.offset, np.float32).reshape(-1, 1)
+    if array.rotation:
+        values = rotated(values, array.rotation)
     if array.order is not None:
         values = values.reshape(array.channels, array.row)[:, np.argsort(array.order)]
     return values.reshape(array.shape)

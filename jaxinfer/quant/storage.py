@@ -10,6 +10,8 @@ FloatType = Literal["float32", "bfloat16", "float16"]
 BITS: dict[Kind, int] = {"int8": 8, "fp8": 8, "int4": 4, "nf4": 4, "fp4": 4}
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 SMALLEST_GROUP = 16
+ROTATION = 64
+"""Neighbouring inputs that are rotated with each other."""
 SCALES_PER_BLOCK = 256
 """Scales that share a scale of their own under double quantisation."""
 
@@ -29,6 +31,8 @@ class Storage:
         scales: dtype of the scales where it is not the kind's own, as a file has them.
         offsets: dtype of the offsets likewise; None for a format without.
         ordered: inputs are stored in an order of the matrix's own.
+        rotated: blocks of `ROTATION` inputs are rotated before they are rounded, those of activations as well; see
+            `jaxinfer.quant.rotation`.
     """
 
     kind: Kind
@@ -39,6 +43,7 @@ class Storage:
     scales: FloatType | None = None
     offsets: FloatType | Literal[""] | None = ""
     ordered: bool = False
+    rotated: bool = False
 
     @property
     def scale_dtype(self) -> str:
@@ -80,6 +85,7 @@ class Storage:
             "quantised scales" if self.double else "",
             "" if self.act_bits == 16 else f"activations in {self.kind}",
             "inputs in an order of their own" if self.ordered else "",
+            "inputs rotated" if self.rotated else "",
         ]
         if self.act_bits == 8 and self.kind == "fp8":
             details.append("on GPUs of compute capability 8.9 or later")

@@ -92,7 +92,7 @@ def open_draft(
     model = options.model_config if checkpoint is None else checkpoint.model_config
     if not isinstance(model, ModelConfig):
         raise TypeError(f"model_config={model!r} of the draft model must be a jaxinfer.ModelConfig")
-    own = tokenizer if checkpoint is None else checkpoint.tokenizer()
+    own = None if checkpoint is None else checkpoint.tokenizer()
     check_vocabularies(tokenizer, own, (target.vocab_size, model.vocab_size))
     _check_windows(target, model)
     method = named_method(options.quantization)

@@ -89,6 +89,32 @@ class Corpus:
         self._prompts = [] if options.files else list(self._openings(tokenizer))
 
     @property
+    def prompts(self) -> list[list[int]]:
+        """Token ids of what the teacher, or the student, continues; none where the texts are those of files."""
+        return self._prompts
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Ids that end a text."""
+        return self._ends
+
+    @property
+    def held_out(self) -> PackedRows | None:
+        """The rows to measure on, where there are files of them."""
+        return self._held_out
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text that is written."""
+        writing = self._options.writing
+        return 0 if writing is None else max(map(len, self._prompts)) + writing.max_tokens
+
+    @property
+    def options(self) -> DataOptions:
+        """What it was made from."""
+        return self._options
+
+    @property
     def texts_to_write(self) -> int:
         """How many texts the teacher is to write."""
         return 0 if self._options.writing is None else self._options.writing.texts
@@ -116,9 +142,7 @@ class Corpus:
                 self._prompts,
                 writing,
                 self._ends,
-                lambda: make_llm(
-                    max_model_len=max(map(len, self._prompts)) + writing.max_tokens, max_num_seqs=SEQUENCES
-                ),
+                lambda: make_llm(max_model_len=self.longest, max_num_seqs=SEQUENCES),
                 {"teacher": str(self._checkpoint.path)},
                 on_texts,
             )
@@ -163,6 +187,16 @@ def batches(rows: PackedRows, batch_size: int) -> Iterator[dict[str, np.ndarray]
             "ids": np.pad(part.ids, missing),
             "segments": np.pad(part.segments, missing, constant_values=PADDING),
         }
+
+
+def mean_over(rows: PackedRows, batch_size: int, sums_of: Callable[[Any], Any]) -> dict[str, float]:
+    """Means over the tokens of rows, of what a `make_evaluation` sums up."""
+    total: dict[str, float] = {}
+    for batch in batches(rows, batch_size):
+        for name, value in sums_of(batch).items():
+            total[name] = total.get(name, 0.0) + float(value)
+    weight = max(total.pop("weight"), 1.0)
+    return {name: value / weight for name, value in total.items()}
 
 
 def _packed(options: DataOptions, tokenizer: Tokenizer, files: tuple[Path, ...]) -> PackedRows:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -48,6 +49,16 @@ def write_table(entries: Iterable[Entry], path: Path) -> None:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(entries)
+
+
+def write_curves(entries: Iterable[Entry], title: str, folder: Path) -> None:
+    """Writes `TABLE` and `PICTURE` into a folder; without matplotlib no picture, and a warning that says so."""
+    entries = list(entries)
+    write_table(entries, folder / TABLE)
+    try:
+        plot_curves(entries, title, folder / PICTURE)
+    except RuntimeError as error:
+        warnings.warn(f"{PICTURE} was not drawn: {error}", stacklevel=2)
 
 
 def plot_curves(entries: Iterable[Entry], title: str, path: Path) -> None:

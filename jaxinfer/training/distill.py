@@ -1,12 +1,11 @@
 """Distillation: a smaller model learns a larger one's distributions."""
 
 import shutil
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -17,8 +16,8 @@ from jaxinfer.checkpoint.leaf_shapes import flat, leaf_shapes, nested
 from jaxinfer.checkpoint.load import resolve_dtype
 from jaxinfer.checkpoint.resumable_directory import Work
 from jaxinfer.progress_bar import ProgressBar
-from jaxinfer.training.corpus import Corpus, DataOptions, batches
-from jaxinfer.training.curve import PICTURE, TABLE, TrainingLog, plot_curves, write_table
+from jaxinfer.training.corpus import SEQUENCES, Corpus, DataOptions, mean_over
+from jaxinfer.training.curve import TrainingLog, write_curves
 from jaxinfer.training.distillation_loss import OBJECTIVES, DistillationLoss, Objective, TextLoss, top_scores
 from jaxinfer.training.export import write_model
 from jaxinfer.training.job_folder import check_resume, job_folder
@@ -26,15 +25,29 @@ from jaxinfer.training.optimizer import make_optimizer
 from jaxinfer.training.options import TrainOptions
 from jaxinfer.training.packing import PackedRows, batch_rows
 from jaxinfer.training.run_checkpoint import saved_steps
-from jaxinfer.training.step import DATA, check_batch_size, data_mesh, init_state, make_evaluation, make_step, on_mesh
+from jaxinfer.training.step import (
+    DATA,
+    TrainState,
+    check_batch_size,
+    data_mesh,
+    init_state,
+    make_evaluation,
+    make_step,
+    on_mesh,
+)
 from jaxinfer.training.student_choice import Student, choose_student
+from jaxinfer.training.student_texts import StudentTexts
 from jaxinfer.training.teacher import Teacher
 from jaxinfer.training.top_cache import TopCache
 from jaxinfer.training.training_run import CHECKPOINTS, train
 from jaxinfer.typing import Params
 
+if TYPE_CHECKING:
+    from jaxinfer.llm import LLM
+
+Batches = Callable[[int, TrainState], dict[str, np.ndarray]]
 REPORT = "distillation.json"
-TEACHER_FOLDER = "teacher"
+TEACHER_FOLDER, STUDENT_FOLDER = "teacher", "student"
 
 
 @dataclass(frozen=True)
@@ -45,6 +58,8 @@ class DistillOptions:
         objective, temperature, hidden_weight: see `DistillationLoss`.
         top_k: 0 keeps the teacher in memory and compares whole distributions; k >= 1 asks it once for its k most
             probable tokens at every place, keeps them on disk, and compares those and the rest together.
+        on_policy: 0 learns from the texts of `data`; n >= 1 has the student itself write them, anew every n steps, and
+            `data.writing` says how many then (arXiv:2306.13649).
         save_dtype: of the weights that are written: "float32", "bfloat16", "float16", or "auto" for the student's own.
 
     Raises:
@@ -55,6 +70,7 @@ class DistillOptions:
     temperature: float = 1.0
     hidden_weight: float = 0.0
     top_k: int = 0
+    on_policy: int = 0
     save_dtype: str = "auto"
 
     def __post_init__(self) -> None:
@@ -64,8 +80,11 @@ class DistillOptions:
             raise ValueError(f"temperature={self.temperature} must be a number above 0")
         if not 0 <= self.hidden_weight < float("inf"):
             raise ValueError(f"hidden_weight={self.hidden_weight} must be at least 0")
-        if self.top_k < 0:
-            raise ValueError(f"top_k={self.top_k} must be at least 0")
+        for name in ("top_k", "on_policy"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
+        if self.on_policy and (self.top_k or self.objective == "cross_entropy"):
+            raise ValueError("on_policy has the teacher judge new texts; leave top_k and objective='cross_entropy' out")
         if self.top_k and self.objective == "cross_entropy":
             raise ValueError("top_k is of no use with objective='cross_entropy', which asks no teacher; leave it out")
         if self.top_k and self.hidden_weight:
@@ -141,6 +160,8 @@ def distill(
     if options.top_k >= source.config.vocab_size:
         raise ValueError(f"top_k={options.top_k} must be below the vocabulary's {source.config.vocab_size} tokens")
     corpus = Corpus(data, source.tokenizer, source.checkpoint)
+    if options.on_policy and data.writing is None:
+        raise ValueError("on_policy needs data='generate': the student continues prompts")
     make_optimizer(training.optimizer)
     identity = {
         "teacher": str(source.checkpoint.path),
@@ -153,7 +174,7 @@ def distill(
         run = _Run(source, chosen, corpus, training, options, work, teacher_cache or work.folder / TEACHER_FOLDER)
         report = run.finish(output, progress)
         write_json(work.folder / REPORT, {**asdict(report), "path": str(output), "options": identity})
-        for folder in (TEACHER_FOLDER, CHECKPOINTS):
+        for folder in (TEACHER_FOLDER, STUDENT_FOLDER, CHECKPOINTS):
             shutil.rmtree(work.folder / folder, ignore_errors=True)
     return report
 
@@ -178,9 +199,7 @@ class _Run:
 
     def finish(self, output: Path, progress: bool) -> Distillation:
         """Does what is left, and writes the student."""
-        with _bar(self._corpus.texts_to_write, "Teacher's texts", "text", progress) as bar:
-            rows, held_out = self._corpus.rows(self._kept / "texts", self._teacher.llm_maker(), bar.update)
-        top = self._top_tokens(rows, progress)
+        batch_of, held_out = self._data(progress)
         self._measure_teacher(held_out, progress)
         trained = self._start(progress)
         frozen = self._params(progress) if self._needs_teacher else {}
@@ -195,12 +214,6 @@ class _Run:
             self._training.remat,
         )
         optimizer = make_optimizer(self._training.optimizer)
-
-        def batch_of(step: int) -> dict[str, np.ndarray]:
-            which = batch_rows(len(rows), self._training.batch_size, step, self._training.seed)
-            chosen = rows.rows(which)
-            return {"ids": chosen.ids, "segments": chosen.segments, **({} if top is None else top.read(which))}
-
         state, log = train(
             self._work.folder,
             init_state(trained, optimizer, self._mesh),
@@ -212,6 +225,43 @@ class _Run:
             progress=progress,
         )
         return self._write(output, state.trained["model"], log)
+
+    def _data(self, progress: bool) -> tuple[Batches, PackedRows | None]:
+        """The batches, and the rows to measure on."""
+        size, seed = self._training.batch_size, self._training.seed
+        if self._options.on_policy:
+            texts = self._student_texts()
+
+            def own(step: int, state: TrainState) -> dict[str, np.ndarray]:
+                chosen = texts.rows(step, size, seed, state.trained["model"])
+                return {"ids": chosen.ids, "segments": chosen.segments}
+
+            return own, self._corpus.held_out
+        with _bar(self._corpus.texts_to_write, "Teacher's texts", "text", progress) as bar:
+            rows, held_out = self._corpus.rows(self._kept / "texts", self._teacher.llm_maker(), bar.update)
+        top = self._top_tokens(rows, progress)
+
+        def given(step: int, state: TrainState) -> dict[str, np.ndarray]:
+            which = batch_rows(len(rows), size, step, seed)
+            chosen = rows.rows(which)
+            return {"ids": chosen.ids, "segments": chosen.segments, **({} if top is None else top.read(which))}
+
+        return given, held_out
+
+    def _student_texts(self) -> StudentTexts:
+        options = self._corpus.options
+        assert options.writing is not None
+
+        def make(params: Params) -> "LLM":
+            from jaxinfer.llm import LLM
+
+            here = jax.tree.map(lambda leaf: leaf.addressable_data(0).astype(self._teacher.dtype), params)
+            sizes: dict[str, Any] = {"max_model_len": self._corpus.longest, "max_num_seqs": SEQUENCES}
+            return LLM(params=here, model_config=self._student.config, enforce_eager=True, **sizes)
+
+        folder = self._work.folder / STUDENT_FOLDER
+        prompts, ends = self._corpus.prompts, self._corpus.ends
+        return StudentTexts(folder, prompts, options.writing, ends, options.seq_len, self._options.on_policy, make)
 
     @property
     def _needs_teacher(self) -> bool:
@@ -263,8 +313,8 @@ class _Run:
             return
         evaluate = make_evaluation(TextLoss(self._teacher.config), self._mesh)
         params = self._params(progress)
-        nll = mean_nll(held_out, self._training.batch_size, lambda batch: evaluate(params, {}, batch))
-        self._work.save({**self._work.progress, "teacher_nll": nll})
+        means = mean_over(held_out, self._training.batch_size, lambda batch: evaluate(params, {}, batch))
+        self._work.save({**self._work.progress, "teacher_nll": means["nll"]})
 
     def _start(self, progress: bool) -> dict[str, Any]:
         """What is trained, before the first step; zeros where a checkpoint will take their place."""
@@ -289,17 +339,13 @@ class _Run:
 
         def measure(state: Any) -> dict[str, float]:
             sums = lambda batch: evaluate(state.trained["model"], {}, batch)  # noqa: E731
-            return {"eval_nll": mean_nll(held_out, self._training.batch_size, sums)}
+            return {"eval_nll": mean_over(held_out, self._training.batch_size, sums)["nll"]}
 
         return measure
 
     def _write(self, output: Path, params: Params, log: TrainingLog) -> Distillation:
         folder, checkpoint = self._work.folder, self._student.checkpoint
-        write_table(log.entries, folder / TABLE)
-        try:
-            plot_curves(log.entries, output.name, folder / PICTURE)
-        except RuntimeError as error:
-            warnings.warn(f"{PICTURE} was not drawn: {error}", stacklevel=2)
+        write_curves(log.entries, output.name, folder)
         own = checkpoint if checkpoint.has_weights else self._teacher.checkpoint
         write_model(folder, checkpoint, own, params, resolve_dtype(self._options.save_dtype, checkpoint.dtype, "any"))
         measured = [entry["eval_nll"] for entry in log.entries if "eval_nll" in entry]
@@ -310,12 +356,6 @@ class _Run:
             recovered = (start - final) / (start - teacher)
         size = sum(leaf.size for leaf in flat(params).values())
         return Distillation(output, size, self._training.pace.steps, teacher, start, final, recovered)
-
-
-def mean_nll(rows: PackedRows, batch_size: int, sums_of: Callable[[Any], Any]) -> float:
-    """Mean negative log-probability of the rows' tokens, of a `make_evaluation` of `TextLoss`."""
-    found = [jax.device_get(sums_of(batch)) for batch in batches(rows, batch_size)]
-    return float(sum(sums["nll"] for sums in found) / max(sum(sums["weight"] for sums in found), 1.0))
 
 
 def _score(config: Any, k: int, temperature: float, params: Any, batch: Any) -> Any:

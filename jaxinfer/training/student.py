@@ -74,7 +74,7 @@ def initial_params(config: ModelConfig, teacher: Params, layers: list[int], seed
         if found is not None and found.shape == spec.shape:
             copied[path] = np.asarray(found, np.float32)
     if len(copied) < len(shapes):
-        copied = flat(init_params(config, jax.random.key(seed))) | copied
+        copied = flat(jax.jit(lambda key: init_params(config, key))(jax.random.key(seed))) | copied
     return nested({path: copied[path] for path in shapes})
 
 

@@ -49,7 +49,7 @@ def train(
     state: TrainState,
     step_function: StepFunction,
     frozen: Any,
-    batch_of: Callable[[int], Any],
+    batch_of: Callable[[int, TrainState], Any],
     pace: Pace,
     *,
     evaluate: Callable[[TrainState], Mapping[str, float]] = lambda state: {},
@@ -62,7 +62,7 @@ def train(
         state: before the first step; where there is a checkpoint, only its shapes count.
         step_function: of `make_step`.
         frozen: what it is given.
-        batch_of: the batch of a step, from 0; depends on nothing but its number.
+        batch_of: the batch of a step, from 0; depends on its number and on the state before it alone.
         pace: when to stop, log, save and measure.
         evaluate: what to measure on held-out text, by names that begin with "eval_"; also before the first step.
         progress: show a progress bar.
@@ -84,7 +84,7 @@ def train(
     waiting: list[Any] = []
     with ProgressBar(total=pace.steps, initial=done, desc="Training", unit="step", disable=not progress) as bar:
         for step in range(done + 1, pace.steps + 1):
-            state, metrics = step_function(state, frozen, batch_of(step - 1))
+            state, metrics = step_function(state, frozen, batch_of(step - 1, state))
             waiting.append(metrics)
             save = pace.due(step, pace.save_every)
             if save or pace.due(step, pace.log_every):  # a resumed run's means are of the same steps

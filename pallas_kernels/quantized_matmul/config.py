@@ -8,6 +8,9 @@ from pallas_kernels.quantized_matmul import measured
 
 MAX_BLOCK_K = 128
 MIN_BLOCK_K = 32
+"""Compiled for tiles of 16 channels of 4 bits the kernel's numbers are wrong, as its PTX shows: XLA's Triton joins what
+the codes come to in another order."""
+
 MAX_PARTIAL_BYTES = 16 << 20
 """Of the float32 sums of all pieces together."""
 

@@ -174,7 +174,42 @@ def _quantized_cases() -> list[KernelCase]:
                 label = f"{rows}x{channels}, {bits} bits, group {group or 'row'} {extra}, {tokens} tokens"
                 function = partial(_multiply_packed, bits, group or channels)
                 cases.append(KernelCase("quantized_matmul", label, function, (x, codes, scale, named)))
-    return cases
+    return cases + [_gated_quantized_case(*form) for form in _GATED_FORMS]
+
+
+_GATED_FORMS = [
+    (tokens, *form)
+    for tokens in (1, 16, 32)
+    for form in (
+        ("uint8", 128, False),
+        ("uint8", 32, False),
+        ("float8_e4m3fn", 128, False),
+        ("int8", 4096, False),
+        ("int8", 4096, True),
+        ("float8_e4m3fn", 4096, True),
+    )
+]
+"""Tokens, codes, group, whether activations are rounded: Llama-3-8B's norm, gate and up projections."""
+
+
+def _gated_quantized_case(tokens: int, code_dtype: str, group: int, rounds: bool) -> KernelCase:
+    bits, rows, channels = 4 if code_dtype == "uint8" else 8, 28672, 4096
+    codes = jax.ShapeDtypeStruct((rows, channels * bits // 8), code_dtype)
+    scale = jax.ShapeDtypeStruct((rows, channels // group), jnp.float32)
+    norm = jax.ShapeDtypeStruct((channels,), jnp.bfloat16)
+    x = jax.ShapeDtypeStruct((tokens, channels), jnp.bfloat16)
+    words = ", rounded" * rounds
+    label = f"norm and gate of 2 x {rows // 2}x{channels}, {code_dtype}, group {group}{words}, {tokens} tokens"
+    named = {"norm": norm} | ({"offset": scale} if bits == 4 else {})
+    function = partial(_multiply_gated, bits, group, code_dtype if rounds else None)
+    return KernelCase("quantized_matmul", label, function, (x, codes, scale, named))
+
+
+def _multiply_gated(
+    bits: int, group: int, act_dtype: str | None, x: jax.Array, codes: jax.Array, scale: jax.Array, named: Any
+) -> Any:
+    options: dict[str, Any] = {"bits": bits, "group": group, "act_dtype": act_dtype, "activation": "silu"}
+    return quantized_matmul(x, codes, scale, epsilon=1e-5, gives_maxima=act_dtype is not None, **options, **named)
 
 
 def _multiply_packed(bits: int, group: int, x: jax.Array, codes: jax.Array, scale: jax.Array, named: Any) -> jax.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ TITLES = {
     "paged_decode": "Paged decode attention, head dim 128, 8 KV heads, pages of 16",
     "prefill": "Causal prefill, bfloat16, 32 query and 8 KV heads of 128",
     "peers": "Others in the same run",
-    "products": "Norm, gate and up projections of Llama-3-8B, bfloat16; one of them with packed weights",
+    "products": "Norm, gate and up projections of Llama-3-8B, bfloat16; one of them with quantised weights",
     "decode_step": "Decode step of an 8B-shaped model, bfloat16, random weights",
 }
 
@@ -79,13 +80,26 @@ def _stage(stage: str, records: Sequence[Record]) -> list[str]:
         parts.append(f"{len(done)} of {len(records)} cases agree with float64 within the tolerance of their dtype.")
         parts.append(_table([*_COMMON, _WORST], done))
     elif done:
+        if stage == "products":
+            done = [*map(partial(_against_bfloat16, done), done)]
         parts.append(_table([*_COMMON, *_columns(done)], done))
+    shown = {record["case"] for record in done}
     others: dict[str, list[str]] = {}
     for record in records:
-        if record not in done:
+        if record["case"] not in shown:
             others.setdefault(record["status"], []).append(f"{record['case']} ({record.get('why', 'no end recorded')})")
     parts += [f"**{_WORDS.get(status, status)}**: {'; '.join(lines)}." for status, lines in others.items()]
     return parts
+
+
+def _against_bfloat16(records: Sequence[Record], record: Record) -> Record:
+    """With how many times as fast it is as the product of as many tokens in bfloat16, and the goal."""
+    name = f"bf16 M{record.get('tokens')}"
+    plain = next((other["us"] for other in records if other["case"] == name and "us" in other), None)
+    if plain is None or "us" not in record or record["case"] == name or record["case"].startswith(("norm", "XLA")):
+        return record
+    goal = f" (goal {record['goal']:g})" if "goal" in record else ""
+    return {**record, "over_bf16": f"{plain / record['us']:.2f}{goal}"}
 
 
 _WORDS = {DROPPED: "Dropped", "begin": "Cut off", "failed": "FAILED", "crashed": "CRASHED", "skipped": "Skipped"}
@@ -108,6 +122,7 @@ _MEASURED: list[tuple[str, Column]] = [
     ("gb_per_s", ("GB/s", _number("gb_per_s", "{:.0f}"))),
     ("share", ("of copy bandwidth", _number("share", "{:.1%}"))),
     ("tflop_per_s", ("TFLOP/s", _number("tflop_per_s", "{:.0f}"))),
+    ("over_bf16", ("times bfloat16's speed", _number("over_bf16", "{}"))),
     ("tokens_per_s", ("tok/s", _number("tokens_per_s", "{:.0f}"))),
     ("error", ("relative error", _number("error", "{:.1e}"))),
     ("kernel_calls", ("calls of our kernels", _number("kernel_calls", "{}"))),

@@ -400,6 +400,14 @@ def test_what_the_files_hold_counts_more_than_names(copy: Callable[..., Path]) -
     assert plan_of(checkpoint).kept == plan_of(open_checkpoint(DATA / "awq_gemm")).kept
 
 
+def test_codes_are_read_although_the_config_names_other_modules(copy: Callable[..., Path]) -> None:
+    """As of text models whose names are longer in the file of a wrapper, with images."""
+    group = json.loads((DATA / "ct_w8a8/config.json").read_text())["quantization_config"]["config_groups"]["group_0"]
+    targets = {"targets": [r"re:.*language_model\.layers.*"]}
+    checkpoint = open_checkpoint(copy("ct_w8a8", config_groups={"group_0": group | targets}))
+    assert plan_of(checkpoint).kept == plan_of(open_checkpoint(DATA / "ct_w8a8")).kept
+
+
 def test_a_copy_in_floats_says_nothing_of_quantisation(tmp_path: Path) -> None:
     from jaxinfer.checkpoint.convert import convert_checkpoint
 

@@ -96,6 +96,8 @@ def test_without_a_plan_weights_are_dequantised(name, data_dir):
     ("name", "suffix", "change", "message"),
     [
         ("ct_w4a16", "weight_scale", lambda a: a * np.nan, "weight_scale holds NaN or infinity"),
+        ("ct_w4a16", "weight_scale", lambda a: np.full_like(a, 3e38), "weight_scale holds .* is beyond float32"),
+        ("ct_mixed", "weight_scale", lambda a: np.full_like(a, 3e38), "weight_scale holds .* is beyond float32"),
         ("ct_w4a16", "weight_shape", lambda a: a + 1, r"weight_shape is \[65, 65\] where the model has \[64, 64\]"),
         ("bnb_int8", "SCB", lambda a: a / 0, "SCB holds NaN or infinity"),
         ("bnb_int8", "weight_format", lambda a: a + 2, "weight_format is 2"),

@@ -156,6 +156,8 @@ def test_weights_that_are_not_finite_are_named_and_nothing_is_left(hf_copy, tmp_
         ("nf4", {"symmetric": True}, "symmetric=True is of 'int4' and 'gptq'"),
         ("awq", {"symmetric": True}, "symmetric=True is not supported with 'awq'"),
         ("awq", {"desc_act": True}, "desc_act=True is of 'gptq'"),
+        ("awq", {"static_groups": True}, "static_groups=True is of 'gptq'"),
+        ("gptq", {"static_groups": True}, "static_groups=True needs desc_act=True"),
         ("awq", {"damp_percent": 0.1}, "damp_percent=0.1 is of 'gptq'"),
         ("gptq", {"damp_percent": 1.5}, "damp_percent=1.5 must be between 0 and 1"),
         ("gptq", {"num_samples": 0}, "num_samples=0 must be at least 1"),

@@ -49,10 +49,12 @@ def test_weights_are_compared_with_unquantised_ones(jaxinfer: Any, words: list[s
     for result in others:  # the projections are zero, the rest is not quantised
         assert result["difference"]["mean_abs_delta_logprob"] == 0
         assert result["difference"]["perplexity_ratio"] == 1
-    # One layer of width 64, 8 in the feed-forward, and 3 matrices for attention: a byte each, and 4 a channel's scale.
+    # One layer of width 64, 8 in the feed-forward, and 3 matrices for attention: a byte each on a CPU, 4 a channel's
+    # scale, and 4 for what a product may need of a channel beside it.
     codes, channels = 64 * (3 * 64 + 64 + 2 * 8 + 8), 4 * 64 + 2 * 8 + 64
-    assert alone["weight_bytes"] - others[0]["weight_bytes"] == 3 * codes - 4 * channels
-    assert others[1]["weight_bytes"] == others[0]["weight_bytes"]  # on a CPU they end up the same
+    for result in others[:2]:
+        saved = alone["weight_bytes"] - result["weight_bytes"]
+        assert 3 * codes - 8 * channels <= saved <= 3 * codes - 4 * channels
     assert others[2]["weight_bytes"] == alone["weight_bytes"]
 
 

@@ -12,120 +12,23 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tests.deviceless.ptx_arithmetic import (
+    ARITHMETIC,
+    BFLOAT16,
+    FLOAT16,
+    Bits,
+    bits_of,
+    floats,
+    halves,
+    signed,
+    unsigned,
+)
+
 GLOBAL = 1 << 28
 """Address of the first byte of global memory."""
 
-Bits = np.ndarray
 LOW_32 = np.uint64(0xFFFFFFFF)
 IGNORED = ("bar.", "cp.async.commit", "cp.async.wait", "wgmma.fence", "wgmma.commit", "wgmma.wait", "fence", "griddep")
-
-
-def unsigned(value: Any) -> Bits:
-    return np.asarray(value).astype(np.int64).view(np.uint64)
-
-
-def signed(value: Bits, width: int = 32) -> np.ndarray:
-    shift = 64 - width
-    return (value << np.uint64(shift)).view(np.int64) >> shift
-
-
-def floats(value: Bits) -> np.ndarray:
-    return value.astype(np.uint32).view(np.float32)
-
-
-def bits_of(value: np.ndarray) -> Bits:
-    return value.astype(np.float32).view(np.uint32).astype(np.uint64)
-
-
-def halves(value: Bits, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """float32 of the lower and the upper number of a register."""
-    low, high = ((value >> np.uint64(s) & np.uint64(0xFFFF)).astype(np.uint16).view(dtype) for s in (0, 16))
-    return low.astype(np.float32), high.astype(np.float32)
-
-
-def pair(low: np.ndarray, high: np.ndarray, dtype: Any) -> Bits:
-    low, high = (part.astype(dtype).view(np.uint16).astype(np.uint64) for part in (low, high))
-    return low | high << np.uint64(16)
-
-
-def in_pairs(operation: Callable[..., np.ndarray], dtype: Any, *values: Bits) -> Bits:
-    low, high = zip(*(halves(value, dtype) for value in values), strict=True)
-    return pair(operation(*low), operation(*high), dtype)
-
-
-def permute(low: Bits, high: Bits, selector: Bits) -> Bits:
-    source, result = low | high << np.uint64(32), np.zeros_like(low)
-    for place in range(4):
-        nibble = selector >> np.uint64(4 * place) & np.uint64(15)
-        byte = source >> (nibble & np.uint64(7)) * np.uint64(8) & np.uint64(255)
-        byte = np.where(nibble < 8, byte, np.where(byte < 128, np.uint64(0), np.uint64(255)))
-        result |= byte << np.uint64(8 * place)
-    return result
-
-
-def any_logic(a: Bits, b: Bits, c: Bits, table: Bits) -> Bits:
-    result = np.zeros_like(a)
-    for case in range(8):
-        if int(table[0]) >> case & 1:
-            chosen = (value if case & bit else ~value for value, bit in ((a, 4), (b, 2), (c, 1)))
-            result |= next(chosen) & next(chosen) & next(chosen)
-    return result
-
-
-def field(value: Bits, place: Bits, width: Bits) -> Bits:
-    return value >> place & (np.uint64(1) << width) - np.uint64(1)
-
-
-BFLOAT16, FLOAT16 = ml_dtypes.bfloat16, np.float16
-ARITHMETIC: dict[str, Callable[..., Any]] = {
-    "add.s32": lambda a, b: a + b,
-    "add.s64": lambda a, b: a + b,
-    "sub.s32": lambda a, b: a - b,
-    "neg.s32": lambda a: ~a + np.uint64(1),
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "xor": lambda a, b: a ^ b,
-    "not": lambda a: ~a,
-    "shl": lambda a, b: a << b,
-    "shr.u32": lambda a, b: a >> b,
-    "shr.b32": lambda a, b: a >> b,
-    "shr.b64": lambda a, b: a >> b,
-    "shr.u64": lambda a, b: a >> b,
-    "shr.s32": lambda a, b: unsigned(signed(a) >> b.view(np.int64)),
-    "mul.wide.u32": lambda a, b: a * b,
-    "mul.wide.s32": lambda a, b: unsigned(signed(a) * signed(b)),
-    "mul.wide.s16": lambda a, b: unsigned(signed(a, 16) * signed(b, 16)),
-    "mul.lo.s32": lambda a, b: a * b,
-    "mad.lo.s32": lambda a, b, c: a * b + c,
-    "div.s32": lambda a, b: unsigned(signed(a) // signed(b)),
-    "rem.s32": lambda a, b: unsigned(signed(a) % signed(b)),
-    "min.s32": lambda a, b: unsigned(np.minimum(signed(a), signed(b))),
-    "max.s32": lambda a, b: unsigned(np.maximum(signed(a), signed(b))),
-    "min.u": np.minimum,
-    "bfe.u": field,
-    "bfe.s32": lambda a, b, c: unsigned(signed(field(a, b, c), int(c[0]))),
-    "prmt.b32": permute,
-    "lop3.b32": any_logic,
-    "selp": lambda a, b, c: np.where(c != 0, a, b),
-    "fma.rn.f32": lambda a, b, c: bits_of(floats(a).astype(np.float64) * floats(b) + floats(c)),
-    "mul.rn.f32": lambda a, b: bits_of(floats(a) * floats(b)),
-    "add.rn.f32": lambda a, b: bits_of(floats(a) + floats(b)),
-    "sub.rn.f32": lambda a, b: bits_of(floats(a) - floats(b)),
-    "sub.f16x2": lambda a, b: in_pairs(lambda x, y: x - y, FLOAT16, a, b),
-    "fma.rn.bf16x2": lambda a, b, c: in_pairs(lambda x, y, z: x * y + z, BFLOAT16, a, b, c),
-    "cvt.f32.bf16": lambda a: bits_of(halves(a, BFLOAT16)[0]),
-    "cvt.f32.f16": lambda a: bits_of(halves(a, FLOAT16)[0]),
-    "cvt.rn.bf16.f32": lambda a: pair(floats(a), np.zeros(len(a)), BFLOAT16),
-    "cvt.rn.f16.f32": lambda a: pair(floats(a), np.zeros(len(a)), FLOAT16),
-    "cvt.rn.bf16x2.f32": lambda a, b: pair(floats(b), floats(a), BFLOAT16),
-    "cvt.s64.s32": lambda a: unsigned(signed(a)),
-    "cvt.s32.s16": lambda a: unsigned(signed(a, 16)),
-    "cvt.u32": lambda a: a,
-    "cvt.u64.u32": lambda a: a,
-    "cvt.u16.u32": lambda a: a & np.uint64(0xFFFF),
-    "cvta": lambda a: a,
-}
-"""By how an opcode begins. Results of 32 bits are cut to them afterwards."""
 
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "eq": np.equal,
@@ -330,7 +233,32 @@ class Block:
                 matrix[warp * 16 // rows, row, column + side] = half
         return matrix
 
+    def _multiply_bytes(self, opcode: str, operands: tuple[str, ...], active: np.ndarray) -> None:
+        """Of int8, added up in int32, or of float8, in float32: 32 channels, four in a register."""
+        assert "m16n8k32.row.col" in opcode
+        exact = "s8.s8" in opcode
+        dtype = np.int8 if exact else ml_dtypes.float8_e4m3fn
+        lane, warp = self.thread % 32, self.thread // 32
+        first, second = np.zeros((self.threads // 32, 16, 32)), np.zeros((self.threads // 32, 32, 8))
+        for operand, (target, is_first) in zip(operands[1:3], ((first, True), (second, False)), strict=True):
+            for index, name in enumerate(names_in(operand)):
+                half = index // 2 if is_first else index
+                for place in range(4):
+                    byte = (self._value(name) >> np.uint64(8 * place) & np.uint64(0xFF)).astype(np.uint8).view(dtype)
+                    channel = 4 * (lane % 4) + 16 * half + place
+                    where = (lane // 4 + 8 * (index % 2), channel) if is_first else (channel, lane // 4)
+                    target[warp, *where] = byte.astype(np.float64)
+        product = first @ second
+        for index, (name, start) in enumerate(zip(names_in(operands[0]), names_in(operands[3]), strict=True)):
+            term = product[warp, lane // 4 + 8 * (index // 2), 2 * (lane % 4) + index % 2]
+            before = self._value(start)
+            total = unsigned(signed(before) + term.astype(np.int64)) if exact else bits_of(floats(before) + term)
+            self._set(name, total & np.uint64(0xFFFFFFFF), active)
+
     def _multiply(self, opcode: str, operands: tuple[str, ...], active: np.ndarray) -> None:
+        if "m16n8k32" in opcode:
+            self._multiply_bytes(opcode, operands, active)
+            return
         assert "m16n8k16.row.col.f32" in opcode
         dtype = BFLOAT16 if "bf16" in opcode else FLOAT16
         lane, warp = self.thread % 32, self.thread // 32

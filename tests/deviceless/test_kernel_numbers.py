@@ -111,3 +111,80 @@ def test_products_with_packed_weights(
     # Codes are exact for few tokens; for many, weights are rounded, and so are the table's entries.
     tolerance = 1e-5 if tokens <= 32 and kind != "table" else 2**-7
     assert np.abs(out.astype(np.float64).sum(0) - expected).max() < tolerance * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tokens", "group"), [("a100-80g", 5, 128), ("a100-80g", 70, 128), ("rtx4090", 16, 64), ("h200", 20, 32)]
+)
+def test_products_with_e4m3_codes(compute: Compute, gpu: str, tokens: int, group: int) -> None:
+    """No instruction for these numbers is used, which the A100 does not have."""
+    rng = np.random.default_rng(tokens)
+    rows, channels = 130, 256
+    bits = rng.integers(0, 256, (rows, channels)).astype(np.uint8)
+    codes = np.where((bits & 0x7F) == 0x7F, np.uint8(0), bits).view(jnp.float8_e4m3fn)  # NaN
+    x = rng.standard_normal((tokens, channels)).astype(jnp.bfloat16)
+    scale = rng.uniform(-1, 1, (rows, channels // group)).astype(np.float32)
+
+    def function(x: jax.Array, codes: jax.Array, scale: jax.Array) -> jax.Array:
+        return quantized_matmul(x, codes, scale, bits=8, group=group, out_dtype=jnp.float32)
+
+    out = compute(gpu, "quantized_matmul", function, x, codes, scale)
+    weights = codes.astype(np.float64) * np.repeat(scale.astype(np.float64), group, axis=1)
+    expected = x.astype(np.float64) @ weights.T
+    tolerance = 1e-5 if tokens <= 32 else 2**-7
+    assert np.abs(out.astype(np.float64).sum(0) - expected).max() < tolerance * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(("gpu", "bits", "ordered"), [("a100-80g", 4, True), ("h200", 4, False), ("h200", 8, True)])
+def test_norms_and_gates_around_products(compute: Compute, gpu: str, bits: int, ordered: bool) -> None:
+    rng = np.random.default_rng(bits)
+    tokens, gates, channels, group = 5, 40, 256, 64
+    values = rng.integers(*((0, 16) if bits == 4 else (-128, 128)), (2 * gates, channels))
+    codes = (values[:, 0::2] | values[:, 1::2] << 4).astype(np.uint8) if bits == 4 else values.astype(np.int8)
+    x = rng.standard_normal((tokens, channels)).astype(jnp.bfloat16)
+    scale = (rng.uniform(-1, 1, (2 * gates, channels // group)) / (8 if bits == 4 else 64) / 16).astype(np.float32)
+    norm = rng.uniform(0.5, 2, channels).astype(jnp.bfloat16)
+    order = rng.permutation(channels).astype(np.int32)
+
+    # In the order of the kernel's own operands.
+    def function(x: jax.Array, codes: jax.Array, scale: jax.Array, *more: jax.Array) -> jax.Array:
+        options: dict[str, Any] = {"bits": bits, "group": group, "order": more[0] if ordered else None}
+        return quantized_matmul(
+            x, codes, scale, norm=more[-1], epsilon=1e-5, activation="relu", out_dtype=jnp.float32, **options
+        )
+
+    more = (order, norm) if ordered else (norm,)
+    (out,) = compute(gpu, "quantized_matmul", function, x, codes, scale, *more)
+    wide = x.astype(np.float64)
+    normed = wide / np.sqrt(np.mean(wide**2, axis=1, keepdims=True) + 1e-5) * norm.astype(np.float64)
+    normed = normed[:, order] if ordered else normed
+    gate, up = np.split(normed @ (values * np.repeat(scale.astype(np.float64), group, axis=1)).T, 2, axis=1)
+    expected = np.maximum(gate, 0) * up
+    assert np.abs(out - expected).max() < 2**-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tokens", "codes"),
+    [("a100-80g", 5, "int8"), ("rtx4090", 20, "float8_e4m3fn"), ("h200", 20, "int8"), ("h200", 5, "float8_e4m3fn")],
+)
+def test_rounded_activations(compute: Compute, gpu: str, tokens: int, codes: str) -> None:
+    """Numbers that are codes themselves, with the largest code in each row: sums of products are exact."""
+    rng = np.random.default_rng(tokens)
+    rows, channels, limit = 72, 256, 127 if codes == "int8" else 448
+    bits = rng.integers(0, 256, (rows, channels)).astype(np.uint8)
+    if codes == "float8_e4m3fn":
+        bits = np.where((bits & 0x7F) == 0x7F, np.uint8(0), bits)  # NaN
+    weights = bits.view(jnp.dtype(codes))
+    x = rng.choice(np.arange(-15, 16), (tokens, channels))
+    x[:, 7] = limit
+    maxima = np.full((1, tokens), float(limit), np.float32)
+    scale = rng.uniform(-1, 1, (rows, 1)).astype(np.float32)
+
+    def function(x: jax.Array, codes_: jax.Array, scale: jax.Array, maxima: jax.Array) -> jax.Array:
+        return quantized_matmul(
+            x, codes_, scale, bits=8, group=channels, act_dtype=codes, row_maxima=maxima, out_dtype=jnp.float32
+        )
+
+    out = compute(gpu, "quantized_matmul", function, x.astype(jnp.bfloat16), weights, scale, maxima)
+    expected = (x.astype(np.float64) @ weights.astype(np.float64).T) * scale[:, 0]
+    np.testing.assert_allclose(out.astype(np.float64).sum(0), expected, rtol=1e-5, atol=1e-3 * np.abs(expected).max())

@@ -76,4 +76,9 @@ def test_outputs_are_those_of_the_same_values_in_floats(
     floats = float_servers[kv_dtype]
     floats._plain.clear()
     floats.runner.update_params(in_floats(quantised(plan, random_params(MODEL))))
-    check_equal(server.plain("n=1"), floats.plain("n=1"))
+    quantised_ids, float_ids = (
+        [output.outputs[0].token_ids for output in made.plain("n=1")] for made in (server, floats)
+    )
+    assert quantised_ids == float_ids
+    if method != "int8":  # there a CPU has 15 bits of activations
+        check_equal(server.plain("n=1"), floats.plain("n=1"))

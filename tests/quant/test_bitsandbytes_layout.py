@@ -145,6 +145,7 @@ def test_what_is_quantised_here_is_written_and_read_again(storage):
         ({"nested_blocksize": 128}, "nested_blocksize 128"),
         ({"nested_offset": float("nan")}, "impossible values"),
         ({"shape": None}, "not the JSON of a quant state"),
+        ({"blocksize": float("inf")}, "not the JSON of a quant state"),
     ],
 )
 def test_a_state_that_contradicts_the_tensors_is_refused(change, message):

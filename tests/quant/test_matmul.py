@@ -56,8 +56,10 @@ def test_products(storage: Storage, form: str) -> None:
         out = jax.jit(FORMS[form])(x, weight)
         assert out.shape == (tokens, 24) and out.dtype == jnp.float32
         largest = np.abs(np.asarray(x)).max(1, keepdims=True) * np.abs(values).sum(1)
-        # Activations of 16 bits are two halves of 8 on the CPU, for few tokens.
-        assert (np.abs(out - expected) <= largest * (3e-5 if tokens <= 8 and form == "cpu" else 2e-6)).all()
+        # Activations of 16 bits are two halves of 8 on the CPU, where a channel has one scale.
+        assert (
+            np.abs(out - expected) <= largest * (1.6e-5 if storage == Storage("int8") and form == "cpu" else 2e-6)
+        ).all()
 
 
 def test_w8a8_rows_do_not_depend_on_their_neighbours() -> None:

@@ -111,7 +111,7 @@ def test_transformers_four_bits(dtype: Any) -> None:
         ({"device_map": "balanced"}, "device_map='balanced' must be 'auto'"),
         ({"quantization_config": {"group_size": 64}}, "quantization_config without quantization"),
         ({"quantization": "int4", "quantization_config": {"group_size": 100}}, "group_size=100 must be one of 16, 32"),
-        ({"quantization": "int8", "quantization_config": {"group_size": 64}}, "group_size=64 is of 4-bit methods"),
+        ({"quantization": "fp8", "quantization_config": {"group_size": 64}}, "group_size=64 is of .int8. and 4 bits"),
         ({"quantization": "nf4", "quantization_config": {"symmetric": False}}, "symmetric=False is of"),
         ({"quantization": "int4", "quantization_config": {"double_quant": True}}, "double_quant=True is of"),
         ({"quantization": "int4", "quantization_config": {"desc_act": True}}, "unknown entry 'desc_act'"),

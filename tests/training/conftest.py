@@ -60,8 +60,6 @@ def training() -> Callable[..., TrainOptions]:
         own = {name: fields.pop(name) for name in list(fields) if name in TrainOptions.__dataclass_fields__}
         pace = {name: fields.pop(name) for name in list(fields) if name in Pace.__dataclass_fields__}
         optimizer = OptimizerOptions(steps=steps, **{"learning_rate": 1e-2, **fields})
-        return TrainOptions(
-            optimizer, Pace(steps, **{"log_every": 1, "save_every": 2, **pace}), **{"batch_size": 4, **own}
-        )
+        return TrainOptions(optimizer, Pace(steps, **{"log_every": 1, **pace}), **{"batch_size": 4, **own})
 
     return make

@@ -13,7 +13,7 @@ import pytest
 from jaxinfer.checkpoint import load_checkpoint
 from jaxinfer.checkpoint.leaf_shapes import flat
 from jaxinfer.checkpoint.resumable_directory import partial_of
-from jaxinfer.training import training_run
+from jaxinfer.training import student_texts, training_run
 from jaxinfer.training.corpus import DataOptions
 from jaxinfer.training.distill import Distillation, DistillOptions, distill
 from jaxinfer.training.teacher_texts import Writing
@@ -98,7 +98,7 @@ def test_a_failed_run_keeps_what_is_done(
 
     monkeypatch.setattr(training_run, "save_state", full)
     with pytest.raises(RuntimeError, match="No space left on device; what is done stays in .*give --resume"):
-        distill(teacher, tmp_path / "out", data, training(4), student_layers=1)
+        distill(teacher, tmp_path / "out", data, training(4, save_every=2), student_layers=1)
     assert (partial_of(tmp_path / "out") / "checkpoints" / "step_2").is_dir()
 
 
@@ -140,3 +140,39 @@ def test_hidden_states_of_another_width(
     assert log[-1]["hidden"] < log[1]["hidden"]
     np.testing.assert_allclose(log[-1]["loss"], log[-1]["divergence"] + 0.5 * log[-1]["hidden"], rtol=1e-5)
     assert {leaf.shape for leaf in weights(tmp_path / "out").values()} >= {(258, 16)}
+
+
+def test_the_student_writes_what_it_learns_from(
+    teacher: Path, text: Path, training: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rounds of two steps, of a student that has changed in between; resumed in the second, no text is new."""
+    writing = Writing(4, 10, seed=5)
+    data = DataOptions(writing=writing, seq_len=16, eval_files=(text,))
+    options, pace = DistillOptions("reverse_kl", on_policy=2), training(4, save_every=3, batch_size=2)
+    seen: dict[int, Any] = {}
+    make = student_texts.write_texts
+
+    def watched(folder: Path, *rest: Any) -> list[list[int]]:
+        texts = make(folder, *rest)
+        seen[len(seen)] = (folder.name, texts)
+        return texts
+
+    monkeypatch.setattr(student_texts, "write_texts", watched)
+    distill(teacher, tmp_path / "whole", data, pace, options, student_layers=1)
+    assert [name for name, _ in seen.values()] == ["round_000000", "round_000001"]
+    assert seen[0][1] != seen[1][1] and all(text[0] == 256 and len(text) <= 11 for text in seen[0][1])
+    save = training_run.save_state
+
+    def kill(folder: Path, step: int, state: Any) -> None:
+        if step == 4:
+            raise Killed
+        save(folder, step, state)
+
+    monkeypatch.setattr(training_run, "save_state", kill)
+    with pytest.raises(Killed):
+        distill(teacher, tmp_path / "broken", data, pace, options, student_layers=1)
+    monkeypatch.setattr(training_run, "save_state", save)
+    monkeypatch.setattr("jaxinfer.llm.LLM", lambda *_, **__: pytest.fail("an engine is started"))
+    distill(teacher, tmp_path / "broken", data, pace, options, student_layers=1, resume=True)
+    whole, broken = weights(tmp_path / "whole"), weights(tmp_path / "broken")
+    assert all(np.array_equal(leaf, broken[name]) for name, leaf in whole.items())

@@ -26,7 +26,7 @@ def test_they_are_the_log_softmax_of_the_logits(
     tiny_config: ModelConfig, tiny_params: Any, chunk: int, remat: bool, temperature: float
 ) -> None:
     params = tiny_params(0)
-    logits = SequenceDecoder(tiny_config)(params, IDS) / temperature
+    logits = jax.jit(SequenceDecoder(tiny_config).__call__)(params, IDS) / temperature
     expected = np.take_along_axis(log_softmax(logits)[:, :-1], np.asarray(IDS)[:, 1:, None], -1)[..., 0]
     run = jax.jit(partial(token_logprobs, config=tiny_config, chunk=chunk, remat=remat, temperature=temperature))
     np.testing.assert_allclose(run(params, IDS), expected, rtol=0, atol=2e-4)
@@ -34,9 +34,10 @@ def test_they_are_the_log_softmax_of_the_logits(
 
 def test_segments_have_no_say_over_each_other(tiny_config: ModelConfig, tiny_params: Any) -> None:
     segments = jnp.array([[0, 0, 0, 1, 1, 1, 1], [0] * 7], jnp.int32)
-    found = token_logprobs(tiny_params(0), IDS, tiny_config, segments=segments)
+    run = jax.jit(partial(token_logprobs, config=tiny_config))
+    found = run(tiny_params(0), IDS, segments=segments)
     assert found[0, 2] == 0.0
-    alone = [token_logprobs(tiny_params(0), row[None], tiny_config)[0] for row in (IDS[0, :3], IDS[0, 3:])]
+    alone = [run(tiny_params(0), row[None])[0] for row in (IDS[0, :3], IDS[0, 3:])]
     np.testing.assert_allclose(found[0, :2], alone[0], atol=1e-4)
     np.testing.assert_allclose(found[0, 3:], alone[1], atol=1e-4)
 

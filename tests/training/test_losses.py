@@ -59,7 +59,7 @@ def test_all_but_one_token_leave_nothing_out() -> None:
 def test_slopes_towards_the_tail_are_those_of_its_share() -> None:
     """d KL / d logit_j = q_j - (p_j, or the tail's p shared out as q shares its tail out)."""
     ids, logprobs, tail = losses.top_logprobs(jnp.float32(TEACHER), 4)
-    slopes = jax.grad(lambda x: losses.forward_kl_top(x, ids, logprobs, tail).sum())(jnp.float32(STUDENT))
+    slopes = jax.jit(jax.grad(lambda x: losses.forward_kl_top(x, ids, logprobs, tail).sum()))(jnp.float32(STUDENT))
     p, q = softmax(TEACHER), softmax(STUDENT)
     is_top = np.zeros(p.shape, bool)
     np.put_along_axis(is_top, np.asarray(ids), True, -1)
@@ -72,9 +72,9 @@ def test_a_certain_teacher_gives_no_nan() -> None:
     """Probability 1 on a token: its tail's is 0 in float32."""
     sure = jnp.float32([[200.0, 0.0, 0.0, 0.0]])
     student = jnp.float32([[1.0, 2.0, 0.0, -1.0]])
-    top = losses.top_logprobs(sure, 2)
+    top = jax.jit(losses.top_logprobs, static_argnums=1)(sure, 2)
     for loss in (losses.forward_kl_top, losses.reverse_kl_top):
-        value, slope = jax.value_and_grad(lambda x, loss=loss: loss(x, *top).sum())(student)
+        value, slope = jax.jit(jax.value_and_grad(lambda x, loss=loss: loss(x, *top).sum()))(student)
         assert np.isfinite(value) and np.isfinite(slope).all()
     forward = losses.forward_kl_top(student, *top)
     np.testing.assert_allclose(forward, -np.log(softmax(np.asarray(student))[:, 0]), rtol=1e-5)

@@ -50,7 +50,7 @@ class AWQLayout:
         group, skipped = said["group_size"], said.get("modules_to_not_convert") or ()
         if isinstance(group, bool) or not isinstance(group, int) or (group != -1 and (group < 2 or group % 2)):
             raise ValueError(f"quantization_config of awq has group_size={group!r}; it is even, or -1 for a whole row")
-        if isinstance(skipped, str) or not all(isinstance(name, str) for name in skipped):
+        if not isinstance(skipped, list | tuple) or not all(isinstance(name, str) for name in skipped):
             raise ValueError(
                 f"quantization_config of awq has modules_to_not_convert={skipped!r}; it is a list of names"
             )
@@ -107,7 +107,7 @@ class AWQLayout:
         return QuantArray(
             codes=_pairs_of_inputs(tensors["qweight"], channels, row),
             scale=scale,
-            offset=offsets_of(zero, scale),
+            offset=offsets_of(zero, scale, "scales"),
             codebook=None,
             bits=BITS,
             group=self._group(row),

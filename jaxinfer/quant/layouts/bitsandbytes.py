@@ -31,7 +31,9 @@ _INVERSE_127 = np.float32(1 / 127)
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     "llm_int8_has_fp16_weight": (False,),
     "bnb_4bit_quant_type": ("nf4", "fp4"),
-    "bnb_4bit_use_double_quant": (True, False),
+    "bnb_4bit_use_double_quant": (True, False, None),
+    "load_in_8bit": (True, False, None),
+    "load_in_4bit": (True, False, None),
 }
 
 
@@ -266,7 +268,7 @@ def _read_state(suffix: str, data: np.ndarray, double: bool) -> dict[str, Any]:
         state: dict[str, Any] = {"shape": [int(size) for size in said["shape"]], "blocksize": int(said["blocksize"])}
         if double:
             state |= {"nested_offset": float(said["nested_offset"]), "nested_blocksize": int(said["nested_blocksize"])}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{suffix} is not the JSON of a quant state ({error!r}); repair the checkpoint") from error
     if state["blocksize"] < 1 or not np.isfinite(state.get("nested_offset", 0.0)):
         raise ValueError(f"{suffix} has the impossible values {state}; repair the checkpoint")

@@ -113,7 +113,7 @@ def _read_weights(name: str, said: Any, stored: str) -> Scheme:
     if unknown:
         raise _refusal(name, f"weights with {', '.join(unknown)}", ", ".join(sorted(_WEIGHTS)))
     kind, bits = said.get("type", "int"), said.get("num_bits", 8)
-    if (kind, bits) not in (("int", 4), ("int", 8), ("float", 8)):
+    if isinstance(bits, float) or (kind, bits) not in (("int", 4), ("int", 8), ("float", 8)):
         raise _refusal(name, f"weights of num_bits={bits!r} and type={kind!r}", "int of 4 or 8 bits, float of 8")
     if said.get("scale_dtype") not in (None, "torch.float32", "torch.float16", "torch.bfloat16"):
         raise _refusal(name, f"weights with scale_dtype={said['scale_dtype']!r}", "a float type of 16 or 32 bits")
@@ -127,7 +127,8 @@ def _read_weights(name: str, said: Any, stored: str) -> Scheme:
     if strategy == "group":
         block = [1, group]
     elif strategy == "block":
-        block = [int(size) for size in block.split("x")] if isinstance(block, str) else block
+        if isinstance(block, str) and re.fullmatch(r"\d+x\d+", block):
+            block = [int(size) for size in block.split("x")]
     elif strategy in ("tensor", "channel") and not (packed and strategy == "tensor" and not symmetric):
         block = [1, 1]
     else:

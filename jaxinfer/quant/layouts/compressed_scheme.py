@@ -16,9 +16,9 @@ from jaxinfer.quant.array import CodedScale, QuantArray
 from jaxinfer.quant.layouts.blocks import group_in_blocks, over_rectangles, rectangles_of
 from jaxinfer.quant.layouts.fp8_block import FP8, checked_codes
 from jaxinfer.quant.layouts.layout import FLOATS, TensorSpec
-from jaxinfer.quant.layouts.words import codes_of, transposed, words_of
+from jaxinfer.quant.layouts.words import codes_of, inputs_in_order, transposed, words_of
 from jaxinfer.quant.layouts.zero_points import offsets_of, zero_points
-from jaxinfer.quant.quantize import host_scales, pack_nibbles, unpack_nibbles
+from jaxinfer.quant.quantize import host_scales
 from jaxinfer.quant.storage import FloatType, Storage
 
 PACKED = "pack-quantized"
@@ -134,7 +134,7 @@ class Scheme:
         order = None
         if storage.ordered:
             order = _order_of(tensors[ORDERING], storage.group_of(row))
-            codes = pack_nibbles(unpack_nibbles(codes)[:, order]) if self._nibbles else codes[:, order]
+            codes = inputs_in_order(codes, order, storage.bits)
         return QuantArray(
             codes=codes,
             scale=scale,
@@ -209,10 +209,12 @@ class Scheme:
         if self.symmetric:
             if zero is not None and zero.astype(np.float32).any():
                 raise ValueError("weight_zero_point is not 0 although the config says symmetric=true")
-            return -8 * scale if self._nibbles else None
+            return (
+                offsets_of(np.full_like(scale, 8), scale, "weight_scale", scale.dtype.name) if self._nibbles else None
+            )
         assert zero is not None
         middle = np.float32(8 if self._nibbles else 0)
-        return offsets_of(self._over_groups(zero, channels, row).astype(np.float32) + middle, scale)
+        return offsets_of(self._over_groups(zero, channels, row).astype(np.float32) + middle, scale, "weight_scale")
 
     def _packed_zeros(self, array: QuantArray, channels: int, row: int) -> dict[str, np.ndarray]:
         middle, half = (0, 8) if self._nibbles else (128, 128)

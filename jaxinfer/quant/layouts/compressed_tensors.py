@@ -52,20 +52,26 @@ class CompressedTensorsLayout:
         """See `Layout`. Warns of rounding that is left out."""
         keep(config, _ALLOWED, METHOD)
         sparsity = config.get("sparsity_config") or {}
-        if sparsity and sparsity.get("format", "dense") != "dense":
+        if not isinstance(sparsity, Mapping) or sparsity.get("format", "dense") != "dense":
             raise ValueError(
-                f"quantization_config of {METHOD} has sparsity_config with format={sparsity['format']!r}: sparse "
-                "weights are not supported; use the unquantised checkpoint, or one without sparsity"
+                f"quantization_config of {METHOD} has sparsity_config={sparsity!r}: sparse weights are not supported, "
+                "only a mapping with format='dense' is; use the unquantised checkpoint, or one without sparsity"
             )
         said = config.get("config_groups")
-        if not isinstance(said, Mapping) or not said:
+        if said is not None and not isinstance(said, Mapping):
             raise ValueError(f"quantization_config of {METHOD} has config_groups={said!r}; it maps names to groups")
         notes = [STATIC_KV_CACHE] if config.get("kv_cache_scheme") else []
-        groups = [read_group(name, group, config.get("format"), notes) for name, group in said.items()]
+        read = [read_group(name, group, config.get("format"), notes) for name, group in (said or {}).items()]
+        groups = tuple(group for group in read if group is not None)
+        if not groups:
+            raise ValueError(
+                f"quantization_config of {METHOD} has config_groups={said!r}, none with weights. Take it out of the "
+                "config, and the weights are read as the floats that they are"
+            )
         if notes:
             told = "; ".join(dict.fromkeys(notes))
             warnings.warn(f"the checkpoint's {METHOD} config is not followed in all: {told}", stacklevel=2)
-        return cls(tuple(group for group in groups if group is not None), _patterns(config.get("ignore") or ()))
+        return cls(groups, _patterns(config.get("ignore") or ()))
 
     @classmethod
     def for_modules(cls, storages: Mapping[str, Storage], ignored: Sequence[str]) -> "CompressedTensorsLayout":
@@ -156,7 +162,7 @@ def _matches(target: str, module: str) -> bool:
 
 
 def _patterns(values: Any) -> tuple[str, ...]:
-    if isinstance(values, str) or not all(isinstance(value, str) for value in values):
+    if not isinstance(values, list | tuple) or not all(isinstance(value, str) for value in values):
         raise ValueError(f"quantization_config of {METHOD} has ignore={values!r}, which must be a list of names")
     for value in filter(_is_pattern, values):
         try:

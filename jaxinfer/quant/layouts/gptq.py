@@ -8,6 +8,7 @@ group.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,18 +17,17 @@ import numpy as np
 
 from jaxinfer.quant.array import QuantArray
 from jaxinfer.quant.layouts.layout import FLOATS, TensorSpec, keep
-from jaxinfer.quant.layouts.words import codes_of, transposed, words_of
+from jaxinfer.quant.layouts.words import codes_of, inputs_in_order, rows_in_order, transposed, words_of
 from jaxinfer.quant.layouts.zero_points import half_scales, offsets_of, zero_points
-from jaxinfer.quant.quantize import pack_nibbles, unpack_nibbles
 from jaxinfer.quant.storage import FloatType, Storage
 
-ROWS_AT_A_TIME = 256
+NEGATIVE = "-:"
+"""Begins a rule of GPTQModel's `dynamic` that names modules which are not quantised; others change their settings."""
 SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "bits": (4, 8),
     "checkpoint_format": ("gptq", "gptq_v2", None, ""),
     "is_marlin_format": (False, None),
     "pack_dtype": ("int32", None),
-    "dynamic": ({}, None),
     "desc_act": (False, True, None),
     "sym": (False, True, None),
     "lm_head": (False, True, None),
@@ -47,6 +47,7 @@ class GPTQLayout:
         borrowing: whether the 1 was taken from whole words: of GPTQModel.
         head: whether the output head is quantised.
         inside: the modules of a block that are quantised, empty for all.
+        skipped: regular expressions of the beginnings of names of modules that are not: negative rules of `dynamic`.
     """
 
     bits: int = 4
@@ -57,6 +58,7 @@ class GPTQLayout:
     borrowing: bool = False
     head: bool = False
     inside: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
     method: str = field(default="gptq", init=False)
     names: tuple[str, ...] = field(default=("gptq",), init=False)
     ordering: str = field(default="g_idx", init=False)
@@ -70,10 +72,8 @@ class GPTQLayout:
         group = said.get("group_size", 128)
         if isinstance(group, bool) or not isinstance(group, int) or (group != -1 and (group < 2 or group % 2)):
             raise ValueError(f"quantization_config of gptq has group_size={group!r}; it is even, or -1 for a whole row")
-        blocks = said.get("modules_in_block_to_quantize") or ()
-        inside = [name for block in blocks for name in ([block] if isinstance(block, str) else block)]
-        if isinstance(blocks, str) or not all(isinstance(name, str) for name in inside):
-            raise ValueError(f"quantization_config of gptq has modules_in_block_to_quantize={blocks!r}; names in lists")
+        inside = _inside(said.get("modules_in_block_to_quantize") or ())
+        skipped = _skipped(said.get("dynamic") or {})
         flags = {name: bool(said.get(name)) for name in ("desc_act", "sym", "lm_head")}
         meta = said.get("meta")
         quantizer = str(meta.get("quantizer")) if isinstance(meta, Mapping) else ""
@@ -86,7 +86,8 @@ class GPTQLayout:
             plain_zeros=plain,
             borrowing=not plain and not flags["sym"] and "gptqmodel" in quantizer.lower(),
             head=flags["lm_head"],
-            inside=tuple(inside),
+            inside=inside,
+            skipped=skipped,
         )
 
     def config(self) -> dict[str, Any]:
@@ -102,6 +103,7 @@ class GPTQLayout:
             "true_sequential": True,
         }
         said |= {"meta": {"quantizer": ["gptqmodel:7.7.0"]}} if self.borrowing else {}
+        said |= {"dynamic": {NEGATIVE + pattern: {} for pattern in self.skipped}} if self.skipped else {}
         return said | ({"modules_in_block_to_quantize": [list(self.inside)]} if self.inside else {})
 
     def __str__(self) -> str:
@@ -111,6 +113,8 @@ class GPTQLayout:
 
     def covers(self, module: str) -> bool:
         """All layers of blocks, or those named, and the head if it says so."""
+        if any(re.match(pattern, module) for pattern in self.skipped):
+            return False
         if module in ("lm_head", "embed_out"):
             return self.head
         return not self.inside or module.endswith(tuple(f".{name}" for name in self.inside))
@@ -196,7 +200,7 @@ class GPTQLayout:
         groups = np.empty(row, np.int32)
         groups[order] = np.arange(row, dtype=np.int32) // array.group
         if array.order is not None:
-            codes = _in_order(codes, np.argsort(order), self.bits)
+            codes = inputs_in_order(codes, np.argsort(order), self.bits)
         zero = transposed(zero)
         if not self.plain_zeros and not self.borrowing:
             zero = (zero - np.uint8(1)) & np.uint8(2 * middle - 1)
@@ -249,16 +253,41 @@ class GPTQLayout:
         if not np.isfinite(scale).all():
             raise ValueError("scales holds a value that is not finite")
         if not self.symmetric:
-            return offsets_of(zero if self.bits == 4 else zero.astype(np.float32) - middle, scale)
+            return offsets_of(zero if self.bits == 4 else zero.astype(np.float32) - middle, scale, "scales")
         if not (zero == middle).all():
             raise ValueError(f"qzeros holds other zero points than {middle}, but sym is true; set it to false")
         if self.bits == 8:
             return None
-        with np.errstate(over="ignore"):
-            offset: np.ndarray = offsets_of(zero, scale).astype(scale.dtype)
-        if not np.isfinite(offset).all():
-            raise ValueError("scales holds a value whose eightfold is beyond its dtype; set sym to false")
-        return offset
+        return offsets_of(zero, scale, "scales", scale.dtype.name)
+
+
+def _inside(blocks: Any) -> tuple[str, ...]:
+    """The names in `modules_in_block_to_quantize`, which is a list of them, or of lists of them."""
+    if isinstance(blocks, list | tuple):
+        lists = [[block] if isinstance(block, str) else block for block in blocks]
+        if all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists):
+            return tuple(name for names in lists for name in names)
+    raise ValueError(f"quantization_config of gptq has modules_in_block_to_quantize={blocks!r}; names in lists")
+
+
+def _skipped(rules: Any) -> tuple[str, ...]:
+    """The patterns of `dynamic`, whose rules are all negative."""
+    if not isinstance(rules, Mapping):
+        raise ValueError(f"quantization_config of gptq has dynamic={rules!r}; it maps patterns of names to settings")
+    for rule in rules:
+        if not rule.startswith(NEGATIVE):
+            raise ValueError(
+                f"quantization_config of gptq has dynamic with settings of their own for {rule!r}, which is not "
+                f"supported: only rules that begin with {NEGATIVE!r} and leave modules in floats are. Use a checkpoint "
+                "without, or the unquantised one and have it quantised while it is read (quantization='int4')"
+            )
+        try:
+            re.compile(rule.removeprefix(NEGATIVE))
+        except re.error as error:
+            raise ValueError(
+                f"quantization_config of gptq has dynamic with {rule!r}, no regular expression ({error})"
+            ) from error
+    return tuple(rule.removeprefix(NEGATIVE) for rule in rules)
 
 
 def _sorted(words: np.ndarray, order: np.ndarray, bits: int) -> np.ndarray:
@@ -267,25 +296,4 @@ def _sorted(words: np.ndarray, order: np.ndarray, bits: int) -> np.ndarray:
     stored = np.empty((4 * rows, channels), np.uint8)  # an input, or two, a row
     for place in range(4):
         stored[place::4] = words.view(np.uint8)[:, place::4]
-    if bits == 8:
-        return transposed(stored[order])
-    out = np.empty_like(stored)
-    for start in range(0, len(out), ROWS_AT_A_TIME):
-        part = slice(start, start + ROWS_AT_A_TIME)
-        even, odd = (
-            stored[inputs // 2] >> (inputs % 2 * 4).astype(np.uint8)[:, None]
-            for inputs in (order[0::2][part], order[1::2][part])
-        )
-        out[part] = (even & 15) | (odd << 4)
-    return transposed(out)
-
-
-def _in_order(packed: np.ndarray, order: np.ndarray, bits: int) -> np.ndarray:
-    """Codes ``[N, K]``, packed along K, with input ``order[j]`` in place j."""
-    if bits == 8:
-        return packed[:, order]
-    out = np.empty_like(packed)
-    for start in range(0, len(packed), ROWS_AT_A_TIME):
-        part = slice(start, start + ROWS_AT_A_TIME)
-        out[part] = pack_nibbles(unpack_nibbles(packed[part])[:, order])
-    return out
+    return transposed(rows_in_order(stored, order, bits))

@@ -57,7 +57,7 @@ class Layout(Protocol):
 
     def covers(self, module: str) -> bool:
         """Whether a linear layer of that name is quantised, as far as the config says. (One of which the file has the
-        float weight and nothing else is not, and one without any ``weight`` is.)"""
+        float weight and nothing else is not, and one without a float ``weight`` is.)"""
 
     def of(self, module: str, tensors: Mapping[str, TensorSpec]) -> "Layout":
         """The layout of one module: what `shapes`, `storage`, `unpack` and `pack` are asked of. Most are the same for
@@ -139,7 +139,7 @@ def keep(config: Mapping[str, Any], allowed: Mapping[str, Sequence[Any]], method
     wrong = [
         f"{key}={config[key]!r} (supported: {', '.join(map(repr, values))})"
         for key, values in allowed.items()
-        if key in config and not any(config[key] is value or config[key] == value for value in values)
+        if key in config and not any(type(config[key]) is type(value) and config[key] == value for value in values)
     ]
     if wrong:
         raise ValueError(

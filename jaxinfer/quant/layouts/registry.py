@@ -26,10 +26,12 @@ def layout_of(config: Mapping[str, Any]) -> Layout:
         ValueError: an unknown method, or a setting that is not supported; by name.
     """
     method = config.get("quant_method")
-    if method not in LAYOUTS:
+    if method is None and any(config.get(f"load_in_{bits}bit") for bits in (4, 8)):
+        method = "bitsandbytes"  # whose older checkpoints do not say so
+    if not isinstance(method, str) or method not in LAYOUTS:
         raise ValueError(
             f"quantization_config has quant_method={method!r}, which is not supported: checkpoints are read in "
             f"{', '.join(LAYOUTS)}. Load the unquantised checkpoint and have it quantised while it is read "
             "(quantization='int4', for example), or a GGUF file"
         )
-    return LAYOUTS[str(method)](config)
+    return LAYOUTS[method](config)

@@ -47,6 +47,20 @@ def zero_points(array: QuantArray, scale: np.ndarray, middle: int, largest: int)
     return zero.astype(np.uint8)
 
 
-def offsets_of(zero: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """float32 ``-zero * scale``, exactly."""
-    return -zero.astype(np.float32) * scale.astype(np.float32)
+def offsets_of(zero: np.ndarray, scale: np.ndarray, suffix: str, dtype: str = "float32") -> np.ndarray:
+    """``-zero * scale``, exactly.
+
+    Args:
+        zero: zero points, of any dtype.
+        scale: of the same shape.
+        suffix: of the tensor of scales, for the message.
+        dtype: of the result.
+
+    Raises:
+        ValueError: one is beyond the dtype.
+    """
+    with np.errstate(over="ignore"):
+        offset: np.ndarray = (-zero.astype(np.float32) * scale.astype(np.float32)).astype(dtype)
+    if not np.isfinite(offset).all():
+        raise ValueError(f"{suffix} holds a value that times its zero point is beyond {dtype}; repair the checkpoint")
+    return offset
