@@ -164,10 +164,11 @@ def test_a_draft_that_sees_further_than_the_target_keeps_its_cache_is_refused(li
 def test_golden_prompts_and_echoes_by_ngram(smollm2_path: Path, golden: Mapping[str, Any]) -> None:
     """Field case 18: what transformers says, with and without guesses."""
     config = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
-    options: dict[str, Any] = {"max_num_seqs": 8, "max_model_len": 512, "max_num_batched_tokens": 64}
+    options: dict[str, Any] = {"max_num_seqs": 2, "max_model_len": 512, "max_num_batched_tokens": 16}
     options |= {"enforce_eager": True, "use_tqdm_on_load": False, "num_gpu_blocks_override": 120}
-    prompts = [{"prompt_token_ids": prompt["prompt_ids"]} for prompt in golden["prompts"]]
-    expected = [prompt["greedy_ids"] for prompt in golden["prompts"]]
+    chosen = golden["prompts"][:4]
+    prompts = [{"prompt_token_ids": prompt["prompt_ids"]} for prompt in chosen]
+    expected = [prompt["greedy_ids"] for prompt in chosen]
     params = [SamplingParams(temperature=0, max_tokens=len(ids), ignore_eos=True) for ids in expected]
     with LLM(smollm2_path, **options, speculative_config=config) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
