@@ -7,7 +7,8 @@
 
 Every engine lives in a process and an interpreter of its own, is loaded and warmed up once, and then takes its turn
 (A B C A B C ...), so that a machine that slows down or speeds up does it to all of them; only one computes at a time.
-All get the same token-id prompts, decode greedily in float32 and ignore EOS. Without peers the numbers are jaxinfer's.
+All get the same token-id prompts, decode greedily in float32 (jaxinfer-int8 and -w8a8: such weights) and ignore EOS.
+Without peers the numbers are jaxinfer's.
 Use `taskset` to give them all fewer cores. Exit status 1: an engine failed (the others' numbers are still printed).
 """
 
@@ -32,6 +33,8 @@ from scripts.bench_peers.workloads import WORKLOAD_NAMES, UntimedError, Workload
 REPOSITORY = Path(__file__).resolve().parents[1]
 KINDS = {
     "jaxinfer": ("scripts.bench_peers.jaxinfer_worker", ""),
+    "jaxinfer-int8": ("scripts.bench_peers.jaxinfer_worker", "int8"),
+    "jaxinfer-w8a8": ("scripts.bench_peers.jaxinfer_worker", "int8_w8a8"),
     "vllm": ("scripts.bench_peers.vllm_worker", "eager"),
     "vllm-compiled": ("scripts.bench_peers.vllm_worker", "compiled"),
     "transformers": ("scripts.bench_peers.transformers_worker", "static"),

@@ -88,7 +88,8 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path, *, needs_weights: bool = True) -> Checkpoint:
-    """Reads configuration and tensor tables, and checks that they belong together. No weight is read.
+    """Reads configuration and tensor tables, and checks that they belong together. No weight is read, but for biases
+    that the model has no place for in a quantised checkpoint: these must be 0.
 
     Args:
         path: a GGUF file, or a directory: with config.json and safetensors files, with what `save_checkpoint` wrote, or

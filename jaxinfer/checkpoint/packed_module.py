@@ -1,6 +1,6 @@
 """The quantised linear layers of a checkpoint: each several tensors, found and checked by name and shape."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -147,6 +147,17 @@ def find_packed(
         problem = f"{_listed(missing)} missing from the checkpoint" if missing else f"tensor {_listed(wrong)}"
         raise ValueError(f"{source}: {problem}; its quantization_config says {layout}")
     return packed
+
+
+def idle_biases(modules: Iterable[PackedModule], tensors: Mapping[str, Tensor]) -> set[str]:
+    """Names of the modules' biases that are all 0: AutoGPTQ wrote one for every layer until 2024, also where the model
+    has none. They are read for it."""
+    places = {f"{module.name}.bias": module.shape[0] for module in modules}
+    return {
+        name
+        for name, channels in places.items()
+        if name in tensors and tensors[name].shape == (channels,) and not values_of(tensors[name]).any()
+    }
 
 
 def values_of(tensor: Tensor) -> np.ndarray:

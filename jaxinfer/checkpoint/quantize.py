@@ -110,9 +110,9 @@ def quantize_checkpoint(
         method: "int8", "int8_w8a8", "fp8", "int4", "nf4", "fp4" (see `LLM`), "awq" (arXiv:2306.00978) or "gptq"
             (arXiv:2210.17323).
         bits: of a code: what the method has, 8 or 4.
-        group_size: of 4-bit methods: inputs that share a scale, 32, 64, 128 or 256, or -1 for all of an output channel
-            (not with "nf4" and "fp4"). None is 128, 64 with "nf4" and "fp4", or the largest below that
-            divides the inputs of every layer.
+        group_size: of "int8" and 4-bit methods: inputs that share a scale, 32, 64, 128 or 256, or -1 for all of an
+            output channel (not with "nf4" and "fp4"). None is -1 with "int8", else 128, 64 with "nf4" and "fp4", or
+            the largest below that divides the inputs of every layer.
         symmetric: of "int4" and "gptq": False stores a zero point for each group. None is True; "awq" always has them.
         double_quant: of "nf4" and "fp4": whether the scales are quantised to 8 bits.
         quantize_head: of 8-bit methods: whether the output head is quantised as well.

@@ -84,7 +84,7 @@ class QuantizeOptions:
         Raises:
             ValueError: it does not divide a layer's inputs; names both.
         """
-        if self.code_bits == 8 or self.group_size == -1:
+        if self.group_size == -1 or (self.code_bits == 8 and self.group_size is None):
             return self
         sizes = BLOCK_SIZES if self.method in BLOCKED else GROUP_SIZES[:-1]
         fitting = [size for size in sizes if all(row % size == 0 for row in rows.values())]
@@ -110,8 +110,10 @@ class QuantizeOptions:
     def _check_group(self) -> None:
         if self.group_size is None:
             return
-        if self.code_bits == 8:
-            raise ValueError(f"group_size={self.group_size} is of 4-bit methods; {self.method!r} has a scale a channel")
+        if self.code_bits == 8 and self.method != "int8":
+            raise ValueError(
+                f"group_size={self.group_size} is of 'int8' and 4-bit methods; {self.method!r} has a scale a channel"
+            )
         sizes = BLOCK_SIZES if self.method in BLOCKED else GROUP_SIZES
         if isinstance(self.group_size, bool) or self.group_size not in sizes:
             whole = "" if self.method in BLOCKED else " (-1 is all of a channel)"

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxinfer.checkpoint.packed_module import PackedModule, find_packed
+from jaxinfer.checkpoint.packed_module import PackedModule, find_packed, idle_biases
 from jaxinfer.checkpoint.tensor import Tensor
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families.family import Family, LeafIndex, Weight
@@ -111,6 +111,7 @@ def place_weights(
     expected = expected_weights(family, config, style)
     packed = {} if layout is None else find_packed(layout, _matrices(family, config, expected), tensors, source)
     parts = {f"{module.name}.{suffix}" for module in packed.values() for suffix in module.tensors}
+    parts |= idle_biases(packed.values(), tensors) - {name for name, *_ in expected}
     unread = () if layout is None else layout.unread
     tensors = {name: tensor for name, tensor in tensors.items() if name not in parts and not name.endswith(unread)}
     for name, weight, slot in expected:

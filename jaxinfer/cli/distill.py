@@ -202,15 +202,11 @@ def _heads(arguments: argparse.Namespace) -> "Medusa | Eagle | None":
         raise ValueError("give either --medusa-heads or --eagle")
     if arguments.student is not None or arguments.student_layers is not None:
         raise ValueError("--student and --student-layers make a model; leave them out with --medusa-heads and --eagle")
-    if (arguments.objective, arguments.temperature, arguments.hidden_weight, arguments.top_k) != (
-        "forward_kl",
-        1,
-        0,
-        0,
-    ):
+    given = [getattr(arguments, name) for name in ("objective", "temperature", "hidden_weight", "top_k", "on_policy")]
+    if given != ["forward_kl", 1, 0, 0, 0]:
         raise ValueError(
-            "--objective, --temperature, --hidden-weight and --top-k are for students; heads learn by the losses of "
-            "their papers"
+            "--objective, --temperature, --hidden-weight, --top-k and --on-policy are for students; heads learn by the "
+            "losses of their papers"
         )
     if arguments.eagle:
         return Eagle()

@@ -122,8 +122,8 @@ def _add_format(parser: argparse.ArgumentParser) -> None:
         "--group-size",
         type=int,
         metavar="N",
-        help="inputs that share a scale: 32, 64, 128 or 256, or -1 for all of an output channel (not with nf4 "
-        "and fp4). Default: 128, 64 with nf4 and fp4, or the largest below that divides every layer's inputs.",
+        help="inputs that share a scale: 32, 64, 128 or 256, or -1 for all of an output channel (not with nf4 and "
+        "fp4). Default: -1 with int8, else 128 (64 with nf4, fp4) or the largest below that divides all inputs.",
     )
     zero = group.add_mutually_exclusive_group()
     zero.add_argument(

@@ -24,8 +24,10 @@ def gpu_product(
     row_maxima: jax.Array | None = None,
     gives_maxima: bool = False,
 ) -> Any:
-    """As `project`, with what may be around a product; the other arguments are those of `quantized_matmul`."""
+    """As `project`, with what may be around a product; the other arguments are those of `quantized_matmul`. Maxima are
+    of no use to a product that rounds nothing."""
     scale, table = _scales(weight)
+    rounded_to = act_dtype(weight)
     return quantized_matmul(
         x,
         code_matrix(weight),
@@ -39,8 +41,8 @@ def gpu_product(
         norm=norm,
         epsilon=epsilon,
         activation=activation,
-        act_dtype=act_dtype(weight),
-        row_maxima=row_maxima,
+        act_dtype=rounded_to,
+        row_maxima=None if rounded_to is None else row_maxima,
         gives_maxima=gives_maxima,
     )
 

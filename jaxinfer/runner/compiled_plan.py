@@ -1,5 +1,6 @@
 """A memory plan whose numbers come from XLA: the engine's step programs, compiled for a GPU that is not here."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from jaxinfer.planning.deviceless import gpu_target
 from jaxinfer.planning.memory_plan import MemoryPlan
 from jaxinfer.planning.step_memory import LOGITS_IN_FLIGHT
 from jaxinfer.quant.plan import QuantPlan, input_axis, path_name
-from jaxinfer.quant.storage import CheckpointMethod, Method, Storage
+from jaxinfer.quant.storage import CheckpointMethod, Method, Storage, fitting
 from jaxinfer.runner.deviceless_step import DevicelessStep, compile_step
 from jaxinfer.runner.inputs import StepSpec, packed_size
 from jaxinfer.sampling.state import state_bytes
@@ -114,7 +115,12 @@ def plan_of_format(name: str, model: ModelConfig) -> QuantPlan | None:
         if name == method:
             leaves = jax.tree_util.tree_leaves_with_path(param_shapes(model, "bfloat16"))
             shapes = {path_name(path): leaf.shape for path, leaf in leaves}
-            layers = (path for path, shape in shapes.items() if path.startswith("layers_") and input_axis(path, shape))
-            return QuantPlan(method, kept=dict.fromkeys(layers, storage), only_kept=True)
+            axes = {path: input_axis(path, shape) for path, shape in shapes.items() if path.startswith("layers_")}
+            kept = {
+                path: fitting(storage, math.prod(shapes[path][axis:]), shapes[path][-1])
+                for path, axis in axes.items()
+                if axis is not None
+            }
+            return QuantPlan(method, kept=kept, only_kept=True)
     names = ", ".join((*_UNQUANTISED, *_METHODS, *_OF_CHECKPOINTS))
     raise ValueError(f"quant={name!r} cannot be compiled; use one of {names}")

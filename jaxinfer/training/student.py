@@ -33,12 +33,16 @@ def copied_layers(teacher: int, student: int) -> list[int]:
 
 
 def cut_config(config: ModelConfig, layers: list[int]) -> ModelConfig:
-    """The architecture with those layers only; what is said layer by layer is kept for each."""
+    """The architecture with those layers only; what is said layer by layer is kept for each, and said once where all
+    that are left are alike, as families' configs have it."""
     flags: dict[str, Any] = {
         field.name: tuple(getattr(config, field.name)[layer] for layer in layers)
         for field in fields(config)
         if field.name.endswith("_layers") and isinstance(getattr(config, field.name), tuple)
     }
+    if not any(flags.get("window_layers", [True])):
+        flags |= {"window_layers": None, "sliding_window": None}
+    flags = {name: None if value and all(value) else value for name, value in flags.items()}
     return replace(config, num_hidden_layers=len(layers), **flags)
 
 

@@ -130,6 +130,11 @@ def without_tables(x: jax.Array, weights: Weights) -> tuple[jax.Array, Weights]:
         codes = weights.scale.reshape(-1).astype(jnp.int32)
         values = book[codes] * jnp.repeat(blocks, SCALES_A_BLOCK)[: codes.size] + offset
         weights = replace(weights, scale=values.reshape(weights.scale.shape), scale_table=None)
+    return without_order(x, weights)
+
+
+def without_order(x: jax.Array, weights: Weights) -> tuple[jax.Array, Weights]:
+    """The same product with x's channels in the order of the weights."""
     if weights.order is None:
         return x, weights
     return jnp.take(x, weights.order, axis=1, mode="clip"), replace(weights, order=None)

@@ -16,7 +16,7 @@ from pallas_kernels.dispatch import Device, current_device
 from pallas_kernels.paged_attention.config import HOPPER
 from pallas_kernels.quantized_matmul.config import FEW_TOKENS, MIN_BLOCK_K, Tiles, block_k, tiles_for
 from pallas_kernels.quantized_matmul.kernel_spec import KernelSpec
-from pallas_kernels.quantized_matmul.operands import Surroundings, Weights, row_maxima, sums_of_squares
+from pallas_kernels.quantized_matmul.operands import Surroundings, Weights, row_maxima, sums_of_squares, without_order
 from pallas_kernels.quantized_matmul.triton_kernel import multiply_kernel
 from pallas_kernels.quantized_matmul.xla import quantized_matmul_xla
 from pallas_kernels.triton_call import check_addressable, triton_call
@@ -65,6 +65,9 @@ def quantized_matmul_triton(
     Raises:
         NotImplementedError: as `check_triton`.
     """
+    if x.shape[0] > FEW_TOKENS:
+        # Every tile of the weights' rows would pick x's channels out of memory again.
+        x, weights = without_order(x, weights)
     spec = _spec_of(x, weights, around, interpret)
     tiles, whole = spec.tiles, spec.tiles.splits == 1
     shape = jax.ShapeDtypeStruct

@@ -15,6 +15,7 @@ from jaxinfer.checkpoint.checkpoint import Checkpoint
 from jaxinfer.models.decoder import param_shapes
 from jaxinfer.quant.array import QuantArray
 from jaxinfer.quant.layouts.awq import AWQLayout
+from jaxinfer.quant.layouts.bitsandbytes import BitsAndBytesLayout
 from jaxinfer.quant.layouts.gptq import GPTQLayout
 from jaxinfer.quant.layouts.layout import Layout
 from jaxinfer.quant.plan import QuantPlan
@@ -151,8 +152,8 @@ def test_progress_adds_up_to_the_bytes_of_the_file() -> None:
 
 def pack_linear(layout: Layout, value: np.ndarray, seed: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """A module's tensors, and the values that they stand for."""
-    storage = Storage("int8", 8, scales="float16")
-    if not isinstance(layout, GPTQLayout) or layout.bits == 4:
+    storage = Storage("int8") if layout is ROW else Storage("int8", 8, scales="float16")
+    if isinstance(layout, AWQLayout) or (isinstance(layout, GPTQLayout) and layout.bits == 4):
         storage = Storage("int4", 8, symmetric=False, scales="float16")
     if not (isinstance(layout, GPTQLayout) and layout.act_order):
         array = quantize(value, 1, storage)
@@ -164,13 +165,13 @@ def pack_linear(layout: Layout, value: np.ndarray, seed: int) -> tuple[dict[str,
     return layout.pack(ordered), back
 
 
-AWQ, INT8 = AWQLayout(8), GPTQLayout(8, 8, act_order=True, symmetric=False)
-# qkv and gate-up in one tensor; an interleaved qkv; experts; experts with orders of their own; a shared expert; rotary
-# channels in pairs.
-FUSED = [("phi3", AWQ), ("gpt_neox", AWQ), ("mixtral", INT8), ("qwen2_moe", AWQ), ("cohere", AWQ)]
+AWQ, ROW, INT8 = AWQLayout(8), BitsAndBytesLayout("int8"), GPTQLayout(8, 8, act_order=True, symmetric=False)
+# qkv and gate-up in one tensor; an interleaved qkv; experts with orders of their own; experts with a scale a row each,
+# of the outputs that they share; a shared expert; rotary channels in pairs.
+FUSED = [("phi3", AWQ), ("gpt_neox", AWQ), ("mixtral", INT8), ("mixtral", ROW), ("qwen2_moe", AWQ), ("cohere", AWQ)]
 
 
-@pytest.mark.parametrize(("name", "layout"), FUSED, ids=[name for name, _ in FUSED])
+@pytest.mark.parametrize(("name", "layout"), FUSED, ids=[f"{name}-{layout.method}" for name, layout in FUSED])
 @pytest.mark.filterwarnings("ignore:.*kept in floats")
 def test_modules_are_fused_like_floats(name: str, layout: Layout, make_case: Callable[..., Any]) -> None:
     case = make_case(name)
@@ -196,9 +197,9 @@ def test_modules_are_fused_like_floats(name: str, layout: Layout, make_case: Cal
     for path, leaf in floats.items():
         np.testing.assert_allclose(values(stored[path]), leaf, rtol=1e-6, atol=1e-6, err_msg=path)
     quantised = {path.partition("/")[2] for path, leaf in stored.items() if isinstance(leaf, QuantArray)}
-    experts = {"mlp/down/kernel"} if name == "mixtral" else {"mlp/down/kernel", "mlp/gate_up/kernel"}
+    experts = {"mlp/down/kernel"} if layout is INT8 else {"mlp/down/kernel", "mlp/gate_up/kernel"}
     experts = {"mlp/down/kernel", "mlp/up/kernel"} if name == "gpt_neox" else experts
-    assert quantised >= experts and any("qkv" in path for path in quantised) == (name != "mixtral")
+    assert quantised >= experts and any("qkv" in path for path in quantised) == (layout is not INT8)
 
 
 def test_a_head_can_be_quantised(make_case: Callable[..., Any], all_logits: Callable[..., np.ndarray]) -> None:
@@ -293,6 +294,19 @@ def test_tensors_that_do_not_fit_are_named(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         open_checkpoint(copy("awq_gemm", edit))
+
+
+def test_biases_of_zeros_of_layers_that_have_none_are_left_out(copy: Callable[..., Path]) -> None:
+    """AutoGPTQ wrote them until 2024 (its issue 555): TheBloke's checkpoints of Llama have one for each layer."""
+
+    def edit(tensors: dict[str, np.ndarray], value: float = 0) -> None:
+        for name in [name.removesuffix("qweight") for name in tensors if name.endswith(".qweight")]:
+            tensors[f"{name}bias"] = np.full(tensors[f"{name}scales"].shape[1], value, np.float16)
+
+    with pytest.warns(UserWarning, match="kept in floats"):
+        assert plan_of(open_checkpoint(copy("gptq_act_order", edit))).kept
+    with pytest.raises(ValueError, match=r"down_proj\.bias \[64\], .* has no place in the model"):
+        open_checkpoint(copy("gptq_act_order", lambda tensors: edit(tensors, 0.5)))
 
 
 def test_a_quantised_head_of_a_model_that_ties_it_is_refused(copy: Callable[..., Path]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from jaxinfer.checkpoint import load_params, open_checkpoint
@@ -130,9 +131,14 @@ def test_wrong_shapes_are_refused_before_a_weight_is_read(name, suffix, change, 
 
 
 def test_scales_of_a_kv_cache_are_left_out(data_dir, tmp_path):
+    """In a second file, which the index names."""
     shutil.copytree(data_dir / "quantised" / "fp8_block", tmp_path / "copy")
+    with safe_open(tmp_path / "copy" / "model.safetensors", "np") as file:
+        places = dict.fromkeys(file.keys(), "model.safetensors")
     scales = {f"model.layers.0.self_attn.{name}_scale": np.ones(1, np.float32) for name in "kv"}
     save_file(scales, tmp_path / "copy" / "scales.safetensors")
+    places |= dict.fromkeys(scales, "scales.safetensors")
+    (tmp_path / "copy" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     whole = load_params(open_checkpoint(data_dir / "quantised" / "fp8_block"), "float32")
     jax.tree.map(np.testing.assert_array_equal, whole, load_params(open_checkpoint(tmp_path / "copy"), "float32"))
 

@@ -18,6 +18,7 @@ from jaxinfer.quant.quantize import dequantized
 pytestmark = pytest.mark.filterwarnings("ignore:no tokenizer is written")
 METHODS = {
     "int8": {},
+    "int8_groups": {"group_size": 32},
     "int8_w8a8": {},
     "fp8": {},
     "int4": {"group_size": 32},
@@ -73,7 +74,7 @@ def assert_same(written, expected):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_written_is_what_is_rounded_while_loading(method, data_dir, tmp_path, stored_params):
-    name, options = method.removesuffix("_asymmetric").removesuffix("_double"), METHODS[method]
+    name, options = re.sub("_(asymmetric|double|groups)$", "", method), METHODS[method]
     done = quantize_checkpoint(data_dir / "tiny_qwen2", tmp_path / "out", name, dtype="float32", **options)
     assert_same(stored_params(tmp_path / "out"), rounded(data_dir / "tiny_qwen2", name, options))
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
@@ -150,7 +151,7 @@ def test_weights_that_are_not_finite_are_named_and_nothing_is_left(hf_copy, tmp_
         ("int3", {}, "method='int3' must be one of int8"),
         ("int4", {"bits": 3}, "bits=3 is not supported with method='int4', which has 4"),
         ("int8", {"calibration": "builtin"}, "calibration='builtin' is of 'awq' and 'gptq'"),
-        ("int8", {"group_size": 64}, "group_size=64 is of 4-bit methods"),
+        ("fp8", {"group_size": 64}, "group_size=64 is of 'int8' and 4-bit methods"),
         ("int4", {"group_size": 48}, "group_size=48 must be one of 32, 64, 128, 256"),
         ("nf4", {"group_size": -1}, "group_size=-1 must be one of 32, 64"),
         ("nf4", {"symmetric": True}, "symmetric=True is of 'int4' and 'gptq'"),

@@ -109,3 +109,10 @@ def test_another_vocabulary_is_refused(
     del words[words.index("--student-layers") : words.index("--student-layers") + 2]
     assert jaxinfer(*words, "--student", str(student), "--output", str(tmp_path / "out")) == 2
     assert "the student has a vocabulary of 256 tokens and the teacher one of 258" in jaxinfer.stderr
+
+
+def test_options_of_students_are_refused_for_heads(words: list[str], tmp_path: Path, jaxinfer: Any) -> None:
+    del words[words.index("--student-layers") : words.index("--student-layers") + 2]
+    for option in (["--top-k", "4"], ["--on-policy", "2"], ["--objective", "reverse_kl"]):
+        assert jaxinfer(*words, "--eagle", "--output", str(tmp_path / "out"), *option) == 2
+        assert "--top-k and --on-policy are for students" in jaxinfer.stderr

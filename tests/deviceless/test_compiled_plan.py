@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.decoder import param_shapes
 from jaxinfer.planning import PRESETS, recommend_config
 from jaxinfer.planning.deviceless import gpu_target
 from jaxinfer.planning.formulas import model_weight_size
 from jaxinfer.planning.memory_plan import MemoryPlan
 from jaxinfer.planning.step_memory import step_memory
-from jaxinfer.runner.compiled_plan import CompiledPlan, compile_plan
+from jaxinfer.runner.compiled_plan import CompiledPlan, compile_plan, plan_of_format
 from jaxinfer.runner.deviceless_step import compile_step
 from jaxinfer.runner.inputs import StepSpec
 
@@ -86,6 +87,15 @@ def test_quantised_weights_take_what_the_formulas_say(gpu: str, quant: str) -> N
     assert (compiled.command_buffers, compiled.launches_outside_graphs) == (1, 0)
     print(compiled.scratch / 2**20, (plan.step.scratch + plan.step.inputs) / 2**20)
     assert compiled.scratch < 1.1 * (plan.step.scratch + plan.step.inputs)
+
+
+def test_groups_of_checkpoints_fit_the_rows_of_any_model() -> None:
+    """SmolLM2's rows of 576 inputs are no multiple of 128."""
+    model = PRESETS["smollm2-135m"]
+    for quant in ("awq", "gptq"):
+        plan = plan_of_format(quant, model)
+        assert plan is not None and {storage.group for storage in plan.kept.values()} == {64, 128}
+        param_shapes(model, "bfloat16", plan)
 
 
 def test_what_cannot_be_compiled_is_named(tiny_config: ModelConfig) -> None:

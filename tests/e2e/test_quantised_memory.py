@@ -37,7 +37,7 @@ def in_floats(params: Any) -> Any:
     return jax.tree.map(lambda leaf: dequantize(leaf) if is_quantised(leaf) else leaf, params, is_leaf=is_quantised)
 
 
-SLOW = ("int8_w8a8", "fp8", "nf4")
+SLOW = ("int8_w8a8", "fp8", "int4", "nf4")
 METHODS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in PLANS]
 
 

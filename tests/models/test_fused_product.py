@@ -1,6 +1,7 @@
 """Norms and gates in the kernel of a quantised product: a layer on a GPU computes what it does without them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -68,3 +69,39 @@ def test_a_model_computes_the_same(
     spread = np.abs(plain - plain.mean()).max()
     assert np.abs(with_kernels - plain).mean() < 0.01 * spread
     np.testing.assert_allclose(with_kernels, plain, atol=0.05 * spread)
+
+
+@pytest.mark.parametrize(
+    ("changes", "norms", "gates"),
+    [
+        ({}, 1, 1),
+        ({"qkv_bias": True}, 0, 1),
+        ({"mlp_bias": True}, 1, 0),
+        ({"norm_unit_offset": True}, 0, 0),
+        ({"norm": "layer"}, 0, 0),
+        ({"norm": "layer", "block": "parallel_shared_norm"}, 0, 0),
+    ],
+    ids=str,
+)
+def test_what_no_kernel_does_stays_outside(
+    changes: dict[str, Any], norms: int, gates: int, on_gpu: list[dict[str, Any]], random_params: Callable[..., Any]
+) -> None:
+    """Biases come after products, and before gates; other norms than the plain one are not the kernel's."""
+    config = replace(CONFIG, **changes)
+    params = stored(QuantPlan("int8_w8a8"), random_params(config))
+    jax.eval_shape(SequenceDecoder(config), params, IDS)
+    assert sum(options["norm"] is not None and options["activation"] is None for options in on_gpu) == norms
+    assert sum(options["activation"] is not None for options in on_gpu) == gates
+
+
+def test_maxima_are_not_given_to_a_product_that_rounds_nothing(
+    on_gpu: list[dict[str, Any]], random_params: Callable[..., Any]
+) -> None:
+    """Checkpoints may have W8A8 before the gate and W4A16 behind it."""
+    floats = random_params(CONFIG)
+    params = stored(QuantPlan("int8_w8a8"), floats)
+    other = stored(QuantPlan("int4", 32), floats)
+    params["layers_0"]["mlp"]["down"] = other["layers_0"]["mlp"]["down"]
+    jax.eval_shape(SequenceDecoder(CONFIG), params, IDS)
+    assert any(options["gives_maxima"] for options in on_gpu)
+    assert all(options["row_maxima"] is None for options in on_gpu)

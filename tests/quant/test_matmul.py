@@ -10,6 +10,7 @@ from jaxinfer.quant.gpu_matmul import gpu_product
 from jaxinfer.quant.matmul import project
 from jaxinfer.quant.quantize import dequantized, quantize
 from jaxinfer.quant.storage import Storage
+from pallas_kernels.dispatch import Device
 
 STORAGES = [
     Storage("int8"),
@@ -60,6 +61,21 @@ def test_products(storage: Storage, form: str) -> None:
         assert (
             np.abs(out - expected) <= largest * (1.6e-5 if storage == Storage("int8") and form == "cpu" else 2e-6)
         ).all()
+
+
+def test_fp8_rounds_activations_where_they_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From compute capability 8.9 on, each row with its largest magnitude at 448; not before, and not on a CPU."""
+    weight, x = matrix(Storage("fp8", act_bits=8)), activations(3)
+    values = dequantized(jax.tree.map(np.asarray, weight)).reshape(24, 128).astype(np.float64)
+    wide = np.asarray(x, np.float64)
+    scale = np.abs(wide).max(1, keepdims=True) / 448
+    rounded = (wide / scale).astype(np.float32).astype(jnp.float8_e4m3fn).astype(np.float64) * scale
+    for capability, expected in (((9, 0), rounded), ((8, 0), wide)):
+        device = Device("gpu", "a GPU", capability, 100, present=False)
+        monkeypatch.setattr("jaxinfer.quant.gpu_matmul.current_device", lambda device=device: device)
+        out = np.asarray(gpu_product(x, weight), np.float64)
+        np.testing.assert_allclose(out, expected @ values.T, rtol=1e-4, atol=1e-4 * np.abs(wide).max())
+    np.testing.assert_allclose(project(x, weight), wide @ values.T, rtol=1e-4, atol=1e-4 * np.abs(wide).max())
 
 
 def test_w8a8_rows_do_not_depend_on_their_neighbours() -> None:

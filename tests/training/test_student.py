@@ -25,6 +25,9 @@ def test_what_is_said_for_each_layer_is_cut_too(tiny_config: ModelConfig) -> Non
     flags = (True, False, True, False)
     config = replace(tiny_config, num_hidden_layers=4, sliding_window=8, window_layers=flags)
     assert cut_config(config, [0, 3]) == replace(config, num_hidden_layers=2, window_layers=(True, False))
+    assert cut_config(config, [0, 2]) == replace(config, num_hidden_layers=2, window_layers=None)
+    bare = replace(config, num_hidden_layers=2, window_layers=None, sliding_window=None)
+    assert cut_config(config, [1, 3]) == bare
     said = {"num_hidden_layers": 4, "layer_types": ["a", "b", "c", "d"], "eos_token_id": [1, 2, 3, 4]}
     cut = {"num_hidden_layers": 2, "layer_types": ["a", "d"], "eos_token_id": [1, 2, 3, 4]}
     assert cut_hf_config(said, [0, 3]) == cut
