@@ -80,15 +80,14 @@ class Storage:
 
     def __str__(self) -> str:
         grouped = f" in groups of {self.group}" if self.group else " per output channel"
+        where = " on GPUs of compute capability 8.9 or later" if self.kind == "fp8" else ""
         details = [
             "" if self.symmetric else "asymmetric",
             "quantised scales" if self.double else "",
-            "" if self.act_bits == 16 else f"activations in {self.kind}",
+            "" if self.act_bits == 16 else f"activations in {self.kind}{where}",
             "inputs in an order of their own" if self.ordered else "",
             "inputs rotated" if self.rotated else "",
         ]
-        if self.act_bits == 8 and self.kind == "fp8":
-            details.append("on GPUs of compute capability 8.9 or later")
         return ", ".join([self.kind + grouped, *filter(None, details)])
 
 
