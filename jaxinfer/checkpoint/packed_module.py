@@ -119,7 +119,7 @@ def find_packed(
     found = {
         module: parts
         for module, parts in _by_module(tensors, names.keys()).items()
-        if _is_packed(parts) and (layout.covers(module) or not _is_float(parts))
+        if _is_packed(parts) and (not _is_float(parts) or layout.covers(module))
     }
     packed, missing, wrong = {}, [], []
     for module, parts in found.items():
@@ -144,7 +144,7 @@ def find_packed(
             "take quantization_config out of the config, or the file away that says so beside it"
         )
     if missing or wrong:
-        problem = f"{_listed(missing)} missing from the checkpoint" if missing else f"tensor {_listed(wrong)}"
+        problem = f"{listed(missing)} missing from the checkpoint" if missing else f"tensor {listed(wrong)}"
         raise ValueError(f"{source}: {problem}; its quantization_config says {layout}")
     return packed
 
@@ -208,6 +208,7 @@ def _words(spec: TensorSpec) -> str:
     return f"{dtypes}{list(spec.shape)}"
 
 
-def _listed(items: list[str], most: int = 3) -> str:
+def listed(items: list[str], most: int = 3) -> str:
+    """The first of them, and how many more there are."""
     more = f" (and {len(items) - most} more)" if len(items) > most else ""
     return ", ".join(items[:most]) + more

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxinfer.checkpoint.packed_module import PackedModule, find_packed, idle_biases
+from jaxinfer.checkpoint.packed_module import PackedModule, find_packed, idle_biases, listed
 from jaxinfer.checkpoint.tensor import Tensor
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families.family import Family, LeafIndex, Weight
@@ -130,11 +130,11 @@ def place_weights(
     if missing:
         there = _unexpected(family, config, tensors, style)
         raise ValueError(
-            f"{source}: {_listed(missing)} missing from the checkpoint; it is incomplete or not a {family.name} model"
-            + (f". Nobody reads what is there: {_listed(there)}" if there else "")
+            f"{source}: {listed(missing)} missing from the checkpoint; it is incomplete or not a {family.name} model"
+            + (f". Nobody reads what is there: {listed(there)}" if there else "")
         )
     if misshapen:
-        raise ValueError(f"{source}: tensor {_listed(misshapen)}")
+        raise ValueError(f"{source}: tensor {listed(misshapen)}")
     _refuse_unexpected(family, config, tensors, style, source)
     return tuple(placements)
 
@@ -222,15 +222,10 @@ def _refuse_unexpected(
     unexpected = _unexpected(family, config, tensors, style)
     if unexpected:
         raise ValueError(
-            f"{source}: tensor {_listed(unexpected)} has no place in the model that its config describes "
+            f"{source}: tensor {listed(unexpected)} has no place in the model that its config describes "
             f"({config.num_hidden_layers} layers, {family.name})"
         )
 
 
 def _experts(config: ModelConfig) -> str:
     return f" of {config.num_experts} experts" if config.num_experts else ""
-
-
-def _listed(items: list[str], most: int = 3) -> str:
-    more = f" (and {len(items) - most} more)" if len(items) > most else ""
-    return ", ".join(items[:most]) + more
