@@ -109,14 +109,46 @@ class RunnerConfig:
 
 
 @dataclass(frozen=True)
+class SpeculationConfig:
+    """How far ahead the engine guesses, and when it does.
+
+    Args:
+        num_tokens: k, drafts a request is given in a step at most.
+        is_adaptive: each request gets as many of them as its measured acceptance makes worth while.
+        max_running: the engine guesses while at most this many requests run. With more the device is busy enough with
+            one token for each, and verifying would take longer than what it saves.
+        keeps_probabilities: the method draws its drafts, and keeps the distributions it drew them from for the
+            verification; False where drafts are certain (taken from the text, or a draft model's best).
+    """
+
+    num_tokens: int
+    is_adaptive: bool = False
+    max_running: int = 8
+    keeps_probabilities: bool = False
+
+    def __post_init__(self) -> None:
+        require_positive("num_speculative_tokens", self.num_tokens)
+        require_positive("disable_by_batch_size", self.max_running)
+
+
+@dataclass(frozen=True)
 class EngineConfig:
-    """Everything an Engine and its Runner are built from."""
+    """Everything an Engine and its Runner are built from; `speculation` is None where every step is of known tokens."""
 
     model: ModelConfig
     cache: CacheConfig
     scheduler: SchedulerConfig
     runner: RunnerConfig
     seed: int = 0
+    speculation: SpeculationConfig | None = None
+
+    @property
+    def max_draft_rows(self) -> int:
+        """Drafts of one step, at most: as many logits rows more than one for each running request."""
+        speculation = self.speculation
+        if speculation is None:
+            return 0
+        return speculation.num_tokens * min(speculation.max_running, self.scheduler.max_num_seqs)
 
     @property
     def kv_dtype(self) -> str:

@@ -27,7 +27,9 @@ ALLOWED = {
     "planning": {"foundation", "models", "cache", "checkpoint", "startup.args"},
     "calibration": {"foundation", "models", "quant", "tokenizers", "pallas_kernels"},
     "runner": {"foundation", "models", "quant", "cache", "engine", "sampling", "planning", "pallas_kernels"},
-    "startup": {"foundation", "models", "quant", "engine", "runner", "checkpoint", "planning", "tokenizers"},
+    "speculation": {"foundation", "engine", "sampling", "cache.block_manager"},
+    "startup": {"foundation", "models", "quant", "engine", "runner", "checkpoint", "planning", "tokenizers"}
+    | {"speculation"},
     "serving": {"foundation", "engine", "tokenizers"},
     "front": {"foundation", "models.config", "engine", "startup", "serving", "tokenizers"},
     "openai": {"foundation", "engine", "tokenizers", "serving"},

@@ -109,8 +109,10 @@ def _reader(item: Field[Any]) -> dict[str, Any]:
         return {"type": float, "metavar": "SHARE"}
     if item.type is bool:
         return {"action": argparse.BooleanOptionalAction}
-    if item.name in ("override_generation_config", "quantization_config"):
+    if item.name in ("override_generation_config", "quantization_config", "speculative_config"):
         return {"type": json_object, "metavar": "JSON"}
+    if item.name == "num_speculative_tokens":
+        return {"type": _int_or_auto, "metavar": "N|auto"}
     choices = {
         "dtype": "DTYPE",
         "quantization": "METHOD",
@@ -119,6 +121,10 @@ def _reader(item: Field[Any]) -> dict[str, Any]:
         "hf_token": "TOKEN",
     }
     return {"metavar": choices.get(item.name, item.name.split("_")[-1].upper())}
+
+
+def _int_or_auto(text: str) -> int | str:
+    return text if text == "auto" else human_int(text)
 
 
 def _value(word: str) -> Any:

@@ -51,6 +51,11 @@ class Acceptance:
                 continue  # with another beam of its prompt, just now
             accept = self._accept_beam if self._beams.owns(request) else self._accept
             num_drawn += accept(request, row, dispatched_at, now)
+            for following in row.following:
+                if request.is_finished:
+                    break
+                self._scheduler.append(request, following)
+                num_drawn += self._accept(request, following, dispatched_at, now)
         return num_drawn
 
     def _score_prompts(self, plan: StepPlan, result: StepResult) -> None:

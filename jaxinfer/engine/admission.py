@@ -35,6 +35,7 @@ class Admission:
         self._reuse = reuse
         self._queue = WaitingQueue()
         self._leaders: dict[Request, Request] = {}
+        self._num_arrived = 0
 
     def __len__(self) -> int:
         """Requests without a slot."""
@@ -44,6 +45,35 @@ class Admission:
     def has_queue(self) -> bool:
         """Somebody waits for nothing but a slot and blocks."""
         return len(self._queue) > 0
+
+    def arrive(self, group: Sequence[Request], by_priority: bool) -> None:
+        """Checks a new request, hashes its tokens and gives it, and those behind it in its group, their places in the
+        order.
+
+        Args:
+            group: a request, and its followers.
+            by_priority: the order is first one of priorities.
+
+        Raises:
+            ValueError: the prompt does not fit the pool or leaves no room for a token.
+        """
+        request, *followers = group
+        num_known = request.num_known_tokens
+        self._capacity.check_fits(num_known)
+        if not 0 < num_known < request.max_total_tokens:
+            raise ValueError(
+                f"a prompt of {num_known} tokens must have at least 1 and fewer than "
+                f"max_total_tokens={request.max_total_tokens}; change the prompt or raise max_model_len"
+            )
+        self._reuse.arrive(request)
+        for member in group:
+            member.max_total_tokens = self._capacity.bound(member.max_total_tokens)
+            member.order = (member.priority if by_priority else 0, member.arrival_time, self._num_arrived)
+            self._num_arrived += 1
+            if followers:
+                member.siblings = group
+                member.block_keys = request.block_keys.copy()
+        self.follow(request, followers)
 
     def queue(self, request: Request) -> None:
         """A request waits for a slot; one that had one before is in its old place."""

@@ -10,11 +10,12 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.engine.acceptance import Acceptance
 from jaxinfer.engine.beam_groups import BeamGroups
 from jaxinfer.engine.beam_search_params import BeamSearchParams
-from jaxinfer.engine.errors import EngineAsleepError, EngineDeadError
+from jaxinfer.engine.drafts import Drafts
+from jaxinfer.engine.errors import EngineAsleepError, EngineDeadError, describe_failure
 from jaxinfer.engine.intake import Intake
 from jaxinfer.engine.output_processor import OutputProcessor
 from jaxinfer.engine.outputs import RequestOutput
-from jaxinfer.engine.plan import PendingStep, Runner, StepPlan
+from jaxinfer.engine.plan import PendingStep, Runner, Speculation, StepPlan
 from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.engine.scheduler import Scheduler
@@ -45,6 +46,7 @@ class Engine:
         runner: executes plans on the device.
         tokenizer: for text, stop strings and bad words; None serves token ids only.
         eos_token_ids: every id that ends a sequence, from wherever the checkpoint names it.
+        speculation: guesses tokens ahead, as far as `config.speculation` says; None for none.
         clock: seconds; all times in outputs and statistics are on it.
     """
 
@@ -55,16 +57,18 @@ class Engine:
         tokenizer: Tokenizer | None,
         *,
         eos_token_ids: frozenset[int] = frozenset(),
+        speculation: Speculation | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.runner = runner
-        self.scheduler = Scheduler(config.scheduler, config.cache, config.model.widest_window)
+        self.scheduler = Scheduler(config.scheduler, config.cache, config.model.widest_window, config.speculation)
         self._clock = clock
         self._intake = Intake(config, tokenizer, eos_token_ids)
         self._outputs = OutputProcessor(tokenizer)
         self._beams = BeamGroups(self.scheduler, tokenizer)
         self._acceptance = Acceptance(self.scheduler, self._outputs, self._beams, config.runner.dtype)
+        self._drafts = Drafts(speculation, self.scheduler, self._outputs, clock)
         self._steps: deque[_Step] = deque()
         self._times = StepClock()
         self._busy_since: float | None = None
@@ -226,7 +230,7 @@ class Engine:
         """Raises EngineDeadError, with the failure as its cause, when a step has failed."""
         if self._failure is not None:
             raise EngineDeadError(
-                f"the engine is dead since a step failed ({_describe(self._failure)}); make a new one"
+                f"the engine is dead since a step failed ({describe_failure(self._failure)}); make a new one"
             ) from self._failure
 
     @property
@@ -314,7 +318,7 @@ class Engine:
             num_preemptions=scheduled.num_preemptions,
             num_prefix_queries=scheduled.num_prefix_queries,
             num_prefix_hits=scheduled.num_prefix_hits,
-            num_compiled=self.runner.num_compiled,
+            num_compiled=self.runner.num_compiled + self._drafts.num_compiled,
             busy_seconds=times.busy,
             device_seconds=times.device,
             schedule_seconds=times.schedule,
@@ -324,6 +328,7 @@ class Engine:
             output_seconds=times.output,
             kv_waste_mean=scheduled.kv_waste_mean,
             kv_waste_worst=scheduled.kv_waste_worst,
+            speculation=self._drafts.stats,
         )
 
     def _check_awake(self) -> None:
@@ -336,6 +341,8 @@ class Engine:
     def _fill(self) -> None:
         """Dispatches until one step runs and one is queued, or one alone when its tokens decide about the next."""
         while not self._is_suspended and len(self._steps) < (1 if self.scheduler.must_sync else 2):
+            if not self._steps:
+                self._drafts.make()
             start = self._clock()
             plan = self.scheduler.schedule()
             scheduled = self._clock()
@@ -356,6 +363,7 @@ class Engine:
         arrived = self._clock()
         accepted = self.scheduler.commit(step.plan, result)
         committed = self._clock()
+        self._drafts.learn(result.device_seconds)
         times.num_generated_tokens += self._acceptance.take(step.plan, result, accepted, step.dispatched_at, arrived)
         outputs = self._take_outputs()
         times.wait += arrived - start
@@ -380,17 +388,10 @@ class Engine:
         self._failure = failure
         self._steps.clear()
         now = self._clock()
-        message = f"the engine failed during a step and is dead ({_describe(failure)})"
+        message = f"the engine failed during a step and is dead ({describe_failure(failure)})"
         for request in self._outputs.unfinished_requests():
             request.status = RequestStatus.FINISHED
             request.finish_reason, request.stop_reason, request.error = "error", None, message
             self._outputs.finish(request, now)
         self._beams.drop_all(message, now)
         return self._take_outputs()
-
-
-def _describe(failure: BaseException) -> str:
-    text = f"{type(failure).__name__}: {failure}".rstrip(": ")
-    if "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower():
-        text += "; the device ran out of memory: lower gpu_memory_utilization, max_num_batched_tokens or max_num_seqs"
-    return text

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from jaxinfer.engine.logprobs import token_logprobs
 from jaxinfer.engine.outputs import RequestMetrics, RequestOutput, TokenLogprobs
-from jaxinfer.engine.plan import RowLogprobs, RowResult, ScheduledRow
+from jaxinfer.engine.plan import DraftOutcome, RowLogprobs, RowResult, ScheduledRow
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.sample import Sample
 from jaxinfer.engine.sampling_params import RequestOutputKind
+from jaxinfer.engine.speculation_stats import SpeculationStats
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 
 
@@ -90,6 +91,18 @@ class OutputProcessor:
         metrics = self._members[request][0].metrics
         if metrics.first_scheduled_time is None:
             metrics.first_scheduled_time = when
+
+    def guessed(self, outcome: DraftOutcome, draft_seconds: float, verify_seconds: float) -> None:
+        """A draft was verified, guessed and computed in so long; of an unfinished request or not."""
+        member = self._members.get(outcome.request)
+        if member is None:
+            return
+        metrics = member[0].metrics
+        if metrics.speculation is None:
+            metrics.speculation = SpeculationStats()
+        metrics.speculation.add(outcome.num_accepted, outcome.num_drafted)
+        metrics.speculation.draft_seconds += draft_seconds
+        metrics.speculation.verify_seconds += verify_seconds
 
     def append(self, request: Request, result: RowResult, dispatched_at: float, now: float) -> str | None:
         """Takes the token that was just appended to `request`, from a step dispatched and arrived at these times.

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from jaxinfer.engine.speculation_stats import SpeculationStats
+
 
 @dataclass(slots=True)
 class Logprob:
@@ -36,6 +38,7 @@ class RequestMetrics:
         num_cached_tokens: prompt tokens whose keys and values were in the cache when they were to be computed for the
             first time; of several samples, those of the first.
         num_generation_tokens: tokens generated, over all `n` samples.
+        speculation: what was guessed for it and what came of it; None when nothing was.
     """
 
     arrival_time: float
@@ -45,6 +48,7 @@ class RequestMetrics:
     finished_time: float | None = None
     num_cached_tokens: int = 0
     num_generation_tokens: int = 0
+    speculation: SpeculationStats | None = None
 
     @property
     def time_in_queue(self) -> float | None:

@@ -1,11 +1,12 @@
 """What passes between the scheduler, the runner and the commit: plans, results, and the runner's protocol."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from jaxinfer.engine.request import Request
+from jaxinfer.engine.request import NO_DRAFT, Draft, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class ScheduledRow:
         num_scored: how many of the first new tokens need the log-probability of the prompt token that follows them
             (`prompt_logprobs`); 0 for most.
         token_on_device: the last new token is not known to the host yet; it is the slot's last drawn token.
+        draft: tokens guessed to follow the request's last one. They are among the new tokens, behind it, and the step
+            draws the token after it and the token after each of them.
     """
 
     request: Request
@@ -28,6 +31,12 @@ class ScheduledRow:
     samples: bool
     num_scored: int = 0
     token_on_device: bool = False
+    draft: Draft = NO_DRAFT
+
+    @property
+    def num_logits(self) -> int:
+        """Logits rows that it needs."""
+        return self.num_scored + (1 + len(self.draft.token_ids) if self.samples else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,10 @@ class StepPlan:
     rows: tuple[ScheduledRow, ...]
     num_tokens: int
     copies: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def has_drafts(self) -> bool:
+        return any(row.draft.token_ids for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +85,8 @@ class RowResult:
         logprobs: one entry for the drawn token when the request asks for `logprobs`, else None.
         prompt_logprobs: `num_scored` entries when the request asks for `prompt_logprobs`, else None.
         allowed: False when bans (allow-list, bad words, minimum length) left no token to draw.
+        following: of a row with a draft, the results after each of its tokens, each on condition that the draft is
+            right up to there. From `Scheduler.commit` on, only those that hold.
     """
 
     token_id: int | None
@@ -79,6 +94,11 @@ class RowResult:
     logprobs: RowLogprobs | None = None
     prompt_logprobs: RowLogprobs | None = None
     allowed: bool = True
+    following: tuple["RowResult", ...] = ()
+
+    def is_token(self, token_id: int) -> bool:
+        """The row drew this token, and nothing was wrong."""
+        return self.token_id == token_id and self.finite and self.allowed
 
     @property
     def drawn(self) -> int:
@@ -102,6 +122,36 @@ class UncommittedStep(NamedTuple):
     plan: StepPlan
     num_slots: int
     num_tokens: int
+
+
+class DraftOutcome(NamedTuple):
+    """What became of a draft: how many of its first tokens were right, of how many."""
+
+    request: Request
+    num_accepted: int
+    num_drafted: int
+
+
+class Speculation(Protocol):
+    """Whoever guesses, as the engine sees it; see `jaxinfer.speculation`."""
+
+    @property
+    def num_compiled(self) -> int:
+        """Programs of its own compiled so far."""
+        ...
+
+    def length(self, request: Request) -> int:
+        """How many tokens are to be guessed for this request next, at least 1."""
+        ...
+
+    def propose(self, rows: Sequence[tuple[Request, int]]) -> Sequence[Draft]:
+        """A draft for each of these requests, of at most so many tokens; `NO_DRAFT` where there is none. No step is in
+        flight, the request lacks one token, and it has blocks for that and the draft."""
+        ...
+
+    def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
+        """What became of the drafts of a step, in no order."""
+        ...
 
 
 class PendingStep(Protocol):

@@ -3,8 +3,24 @@
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from jaxinfer.engine.sampling_params import SamplingParams
+
+
+class Draft(NamedTuple):
+    """Tokens guessed to follow a request's last one.
+
+    Attributes:
+        token_ids: the guess, a chain: each follows the one before.
+        lane: where the device has kept the distributions that they were drawn from; -1 where they were certain.
+    """
+
+    token_ids: tuple[int, ...]
+    lane: int = -1
+
+
+NO_DRAFT = Draft(())
 
 
 class RequestStatus(enum.Enum):
@@ -38,6 +54,7 @@ class Request:
         num_computed_tokens: tokens whose K and V are in the pool or will be after the steps in flight.
         num_inflight: drawn tokens the host has not seen: 0 or 1, and 2 between scheduling a step and committing the one
             before it. The token a step draws counts as soon as the step is scheduled.
+        draft: what is guessed to follow its last token; verified by the next step.
         block_ids: the request's block table. Others may own the same blocks; who writes has one of its own.
         block_keys: keys of its first full blocks in the prefix cache, as many as were needed so far.
         num_published: its first full blocks that the cache knows, or need not know.
@@ -68,6 +85,7 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_inflight: int = 0
+    draft: Draft = NO_DRAFT
     block_ids: list[int] = field(default_factory=list)
     block_keys: list[bytes] = field(default_factory=list)
     num_published: int = 0

@@ -5,14 +5,15 @@ from collections.abc import Sequence
 
 from jaxinfer.cache.block_manager import BlockManager
 from jaxinfer.cache.sight import BlockSight
-from jaxinfer.config import CacheConfig, SchedulerConfig
+from jaxinfer.config import CacheConfig, SchedulerConfig, SpeculationConfig
 from jaxinfer.engine.admission import Admission
 from jaxinfer.engine.capacity import Capacity
 from jaxinfer.engine.chunk_draft import ChunkDraft
+from jaxinfer.engine.draft_room import DraftRoom
 from jaxinfer.engine.kv_waste import KVWaste, count_slots
 from jaxinfer.engine.plan import RowResult, StepPlan, StepResult, UncommittedStep
 from jaxinfer.engine.prefix_reuse import PrefixReuse
-from jaxinfer.engine.request import Request, RequestStatus
+from jaxinfer.engine.request import NO_DRAFT, Request, RequestStatus
 from jaxinfer.engine.running_set import RunningSet
 from jaxinfer.engine.scheduler_stats import SchedulerStats
 from jaxinfer.engine.step_rows import chunk_rows, decode_rows
@@ -47,6 +48,7 @@ class Scheduler:
     7. `finish` and `abort`, at any moment, free slot and blocks at once. Blocks and slot may be handed out again while
        a step with the old owner is in flight: the device runs steps in order.
     8. Rows of finished requests in a step still in flight are dropped when it is committed.
+    9. A request with a draft (`DraftRoom`) computes it behind its last token; `commit` goes back over what was wrong.
 
     A request ends with "length" at the latest when it alone fills the pool: `add` lowers its `max_total_tokens` to
     that. Where every layer has a window, blocks that none sees any more are free again before each step.
@@ -55,9 +57,16 @@ class Scheduler:
         config: sizes, policy and step sizes.
         cache: sizes of the KV pool.
         window: positions that a token sees in the layer that sees furthest, its own included; None for all.
+        speculation: how far ahead tokens are guessed; None not at all.
     """
 
-    def __init__(self, config: SchedulerConfig, cache: CacheConfig, window: int | None = None) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        window: int | None = None,
+        speculation: SpeculationConfig | None = None,
+    ) -> None:
         self.block_manager = BlockManager(cache)
         sight = BlockSight(cache.block_size, window)
         self.capacity = Capacity(self.block_manager.num_blocks, sight, config.max_num_batched_tokens)
@@ -69,10 +78,11 @@ class Scheduler:
         self._min_chunk = min(cache.block_size, max(1, config.max_num_batched_tokens // 32))
         self._requests: dict[str, Request] = {}
         self._running = RunningSet(config.max_num_seqs)
+        self.draft_room = DraftRoom(self.block_manager, self._running, config, speculation)
         self._admission = Admission(self.block_manager, self.capacity, self._running, self._reuse)
         self._uncommitted: deque[UncommittedStep] = deque()
         self._waste = KVWaste()
-        self._num_added = self._num_steps = self._num_tokens = self._num_preemptions = 0
+        self._num_steps = self._num_tokens = self._num_preemptions = 0
 
     def __contains__(self, request_id: str) -> bool:
         """An unfinished request has this id."""
@@ -94,7 +104,7 @@ class Scheduler:
     @property
     def must_sync(self) -> bool:
         """The next step needs token ids on the host: commit everything before `schedule`."""
-        return self._running.must_sync
+        return self._running.must_sync or self.draft_room.must_sync
 
     @property
     def stats(self) -> SchedulerStats:
@@ -201,8 +211,7 @@ class Scheduler:
 
     def abort(self, request_id: str) -> Request | None:
         """Finishes a request with "abort"; None when no unfinished request has this id."""
-        request = self._requests.get(request_id)
-        if request is not None:
+        if (request := self._requests.get(request_id)) is not None:
             self.finish(request, "abort")
         return request
 
@@ -218,8 +227,7 @@ class Scheduler:
         """
         if request.is_finished:
             return
-        was_running = request.status is RequestStatus.RUNNING
-        if was_running:
+        if was_running := request.status is RequestStatus.RUNNING:
             self._release(request)
         request.status = RequestStatus.FINISHED
         if not was_running and not request.is_paused:
@@ -248,30 +256,30 @@ class Scheduler:
         if len(self._uncommitted) > 1:
             raise RuntimeError("two steps are uncommitted; commit the older one before scheduling another")
         decodes, prefills = self._choose_decodes()
-        chunks = self._choose_chunks(prefills, len(decodes))
+        chunks = self._choose_chunks(prefills, sum(1 + len(request.draft.token_ids) for request in decodes))
         placed = self._grow_chunks(chunks[: len(prefills)], decodes)
         placed += self._admission.admit(chunks[len(prefills) :])
         rows = decode_rows(decodes) + chunk_rows(placed)
         if not rows:
             return None
-        for request in decodes:
-            if request.num_computed_tokens % self._block_size == 0:
-                self._reuse.publish(request, request.num_computed_tokens)
+        for row in rows[: len(decodes)]:
+            if (row.start + 1) % self._block_size == 0:
+                self._reuse.publish(row.request, row.start + 1)
         self._admission.release_followers(rows)
-        num_tokens = len(decodes) + sum(share for _, share in placed)
+        plan = StepPlan(tuple(rows), sum(row.num_tokens for row in rows), self.block_manager.take_copies())
         self._num_steps += 1
-        self._num_tokens += num_tokens
-        plan = StepPlan(tuple(rows), num_tokens, self.block_manager.take_copies())
+        self._num_tokens += plan.num_tokens
         slots = count_slots(self.block_manager.num_used_blocks, self._block_size, self._running)
         self._uncommitted.append(UncommittedStep(plan, *slots))
-        return plan
+        return self.draft_room.scheduled(plan)
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[tuple[Request, RowResult]]:
         """Appends the drawn tokens of the oldest uncommitted step.
 
         Returns:
             The rows whose requests are still unfinished. Where `finite` is False no token was appended, and the
-            caller has to finish the request before the next `schedule`; likewise where the new token ends it.
+            caller has to finish the request before the next `schedule`; likewise where the new token ends it. What
+            follows a row's first token is the caller's to `append`.
 
         Raises:
             ValueError: another step has to be committed first, or the results are not as many as the rows.
@@ -286,16 +294,24 @@ class Scheduler:
             if request.status is RequestStatus.FINISHED:
                 continue
             request.num_inflight -= row.samples
-            if not row_result.finite:
-                self._reuse.withdraw(request)
-            elif row.samples:
-                request.output_token_ids.append(row_result.drawn)
-                if request.num_known_tokens % self._block_size == 0:
-                    self._reuse.publish(request, request.num_computed_tokens)
+            if row.draft.token_ids:
+                row_result = self.draft_room.settle(row, row_result)
+            if row.samples or not row_result.finite:
+                self.append(request, row_result)
             accepted.append((request, row_result))
         done = self._uncommitted.popleft()
+        self.draft_room.note_committed(plan)
         self._waste.record(done.num_slots, done.num_tokens, result.device_seconds)
         return accepted
+
+    def append(self, request: Request, result: RowResult) -> None:
+        """Appends a drawn token; `commit` does for the first of each row, the caller for what follows it."""
+        if not result.finite:
+            self._reuse.withdraw(request)
+            return
+        request.output_token_ids.append(result.drawn)
+        if request.num_known_tokens % self._block_size == 0:
+            self._reuse.publish(request, request.num_computed_tokens)
 
     def check_integrity(self) -> None:
         """Raises RuntimeError when requests, slots, queue or blocks do not agree; linear in all of them."""
@@ -303,29 +319,13 @@ class Scheduler:
         self._admission.check_integrity(self._requests.values())
 
     def _register(self, request: Request, followers: Sequence[Request]) -> None:
-        """Checks a new request, hashes its tokens and gives it and its followers their places in the order."""
+        """Checks a new request and gives it and its followers their places in the order."""
         group = (request, *followers)
-        num_known = request.num_known_tokens
-        self.capacity.check_fits(num_known)
         for member in group:
             if member.request_id in self._requests:
                 raise ValueError(f"request_id={member.request_id!r} belongs to an unfinished request; use another")
-        if not 0 < num_known < request.max_total_tokens:
-            raise ValueError(
-                f"a prompt of {num_known} tokens must have at least 1 and fewer than "
-                f"max_total_tokens={request.max_total_tokens}; change the prompt or raise max_model_len"
-            )
-        self._reuse.arrive(request)
-        for member in group:
-            member.max_total_tokens = self.capacity.bound(member.max_total_tokens)
-            priority = member.priority if self._config.policy == "priority" else 0
-            member.order = (priority, member.arrival_time, self._num_added)
-            self._num_added += 1
-            self._requests[member.request_id] = member
-            if followers:
-                member.siblings = group
-                member.block_keys = request.block_keys.copy()
-        self._admission.follow(request, followers)
+        self._admission.arrive(group, self._config.policy == "priority")
+        self._requests.update((member.request_id, member) for member in group)
 
     def _choose_decodes(self) -> tuple[list[Request], list[Request]]:
         """Running requests that get their one missing token, blocks for it included, and those that lack more."""
@@ -349,7 +349,7 @@ class Scheduler:
         return decodes, prefills
 
     def _choose_chunks(self, prefills: list[Request], num_decodes: int) -> list[tuple[Request, int]]:
-        """Shares for all of `prefills`, then for requests taken from the waiting queue; a share may be 0."""
+        """Shares for all of `prefills`, then for requests of the queue; maybe 0. `num_decodes` tokens are taken."""
         config = self._config
         spare_rows = config.max_num_seqs - len(self._running)
         draft = ChunkDraft(config.max_num_batched_tokens - num_decodes, spare_rows, self._min_chunk)
@@ -397,3 +397,4 @@ class Scheduler:
         """Takes slot and blocks away from a running request."""
         self._running.remove(request)
         self._reuse.let_go(request)
+        request.draft = NO_DRAFT

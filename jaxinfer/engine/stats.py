@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from jaxinfer.engine.speculation_stats import SpeculationStats
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
@@ -20,7 +22,7 @@ class EngineStats:
         num_prefix_queries: prompt tokens of requests that looked into the prefix cache (all but those with
             `prompt_logprobs`; several samples of one prompt count once).
         num_prefix_hits: how many of these it had.
-        num_compiled: programs the runner has compiled.
+        num_compiled: programs compiled, those of whoever guesses tokens included.
         busy_seconds: wall time with work in the engine, from the first dispatch to the last commit.
         device_seconds: time the device worked on the steps.
         schedule_seconds: host time in `Scheduler.schedule`.
@@ -31,6 +33,7 @@ class EngineStats:
         kv_waste_mean: time-averaged share of allocated KV slots that hold no token and are not reserved for the
             running step, 0 to 1.
         kv_waste_worst: the same of the worst step.
+        speculation: what was guessed and what came of it, going on with the engine; None where nothing is.
     """
 
     num_running: int
@@ -54,6 +57,7 @@ class EngineStats:
     output_seconds: float
     kv_waste_mean: float
     kv_waste_worst: float
+    speculation: SpeculationStats | None = None
 
     @property
     def device_share(self) -> float:

@@ -4,17 +4,19 @@ from collections.abc import Sequence
 
 from jaxinfer.engine.chunk_draft import num_to_score
 from jaxinfer.engine.plan import ScheduledRow
-from jaxinfer.engine.request import Request
+from jaxinfer.engine.request import NO_DRAFT, Request
 
 
 def decode_rows(requests: Sequence[Request]) -> list[ScheduledRow]:
-    """A row of one token for each request; every one draws a token."""
+    """A row of one token and its draft for each request; every one draws at least a token."""
     rows = []
     for request in requests:
-        start = request.num_computed_tokens
-        rows.append(ScheduledRow(request, start, 1, True, 0, request.num_inflight > 0))
-        request.num_computed_tokens = start + 1
+        start, draft = request.num_computed_tokens, request.draft
+        count = 1 + len(draft.token_ids)
+        rows.append(ScheduledRow(request, start, count, True, 0, request.num_inflight > 0, draft))
+        request.num_computed_tokens = start + count
         request.num_inflight += 1
+        request.draft = NO_DRAFT
     return rows
 
 

@@ -4,17 +4,21 @@ SMALLEST_BATCH = 8
 """Smallest bucket above one token: below it a step costs what its weights cost to read, whatever its size."""
 
 
-def token_buckets(max_num_seqs: int, max_num_batched_tokens: int) -> tuple[int, ...]:
+def token_buckets(max_num_seqs: int, max_num_batched_tokens: int, num_verified: int = 0) -> tuple[int, ...]:
     """Step sizes in tokens, ascending, the last being `max_num_batched_tokens`.
 
     One token alone; then doubling from 8 to `max_num_seqs`, where decode steps fall and padding costs throughput; then
     factors of four, since the scheduler cuts prefill chunks to fit.
+
+    Args:
+        max_num_seqs, max_num_batched_tokens: limits of a step.
+        num_verified: tokens of the largest step that verifies drafts; up to there sizes double, too.
     """
     buckets = {1, max_num_batched_tokens}
     size = SMALLEST_BATCH
     while size < max_num_batched_tokens:
         buckets.add(size)
-        size *= 2 if size < max_num_seqs else 4
+        size *= 2 if size < max(max_num_seqs, num_verified) else 4
     return tuple(sorted(buckets))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from jaxinfer.engine.plan import ScheduledRow
 from jaxinfer.engine.request import Request
 from jaxinfer.sampling.batch import NUM_FIELDS
+from jaxinfer.sampling.draft_rows import num_packed_rows
 
 
 @dataclass(frozen=True)
@@ -17,15 +18,21 @@ class StepSpec:
 
     Attributes:
         num_tokens: T, tokens after padding.
-        num_rows: B, rows after padding; also R, the rows that may need logits.
+        num_rows: B, rows after padding.
         table_width: M, entries of a block table.
         sampler: the step draws with the full sampler; False compiles an argmax and nothing else.
+        num_logits: R, logits rows after padding; 0 for as many as rows.
+        num_drafts: K, tokens of a draft that the sampler knows of at most.
+        keeps_probabilities: the sampler decides about drafts that were drawn.
     """
 
     num_tokens: int
     num_rows: int
     table_width: int
     sampler: bool
+    num_logits: int = 0
+    num_drafts: int = 0
+    keeps_probabilities: bool = False
 
 
 class StepInput(NamedTuple):
@@ -40,7 +47,8 @@ class StepInput(NamedTuple):
         query_start: int32[B + 1], first token of each row, padded with the number of real tokens.
         context_lens: int32[B], positions of each row with its new tokens.
         block_tables: int32[B, M].
-        sampling: int32[NUM_FIELDS, R] for `SamplingBatch.unpack`; without the sampler int32[1, R], the slots.
+        sampling: int32[NUM_FIELDS, R] for `SamplingBatch.unpack`, below it what `DraftRows.unpack` reads; without the
+            sampler int32[1, R], the slots.
     """
 
     tokens: jax.Array
@@ -57,8 +65,9 @@ class StepInput(NamedTuple):
 def input_shapes(spec: StepSpec) -> StepInput:
     """The shape of every field of a StepInput, in the order in which they are packed."""
     t, b = (spec.num_tokens,), spec.num_rows
-    fields = NUM_FIELDS if spec.sampler else 1
-    return StepInput(t, t, t, t, (b,), (b + 1,), (b,), (b, spec.table_width), (fields, b))  # type: ignore[arg-type]
+    r = spec.num_logits or b
+    fields = NUM_FIELDS + num_packed_rows(spec.num_drafts, spec.keeps_probabilities) if spec.sampler else 1
+    return StepInput(t, t, t, t, (r,), (b + 1,), (b,), (b, spec.table_width), (fields, r))  # type: ignore[arg-type]
 
 
 def packed_size(spec: StepSpec) -> int:
@@ -79,14 +88,20 @@ def unpack(packed: jax.Array | np.ndarray, spec: StepSpec) -> StepInput:
 class BlockTables:
     """The host's dense copy of the block tables of all slots, int32[C, M].
 
-    A table is extended as blocks are appended, and its last block may be replaced by a copy of its own before the
-    request goes on writing; the blocks before that stay.
+    A table is extended as blocks are appended, its last block may be replaced by a copy of its own before the request
+    goes on writing, and its last blocks may go and others come when a draft was wrong; the blocks before that stay.
+
+    Args:
+        num_slots: C.
+        table_width: M.
+        num_draft_blocks: blocks that are given back behind a wrong draft, at most.
     """
 
-    def __init__(self, num_slots: int, table_width: int) -> None:
+    def __init__(self, num_slots: int, table_width: int, num_draft_blocks: int = 0) -> None:
         self.tables = np.zeros((num_slots, table_width), np.int32)
         self._filled = [0] * num_slots
-        self._last = [0] * num_slots
+        self._last: list[list[int]] = [[]] * num_slots
+        self._num_last = 1 + num_draft_blocks
         self._owners: list[tuple[Request, int] | None] = [None] * num_slots
 
     def update(self, rows: tuple[ScheduledRow, ...]) -> None:
@@ -99,12 +114,12 @@ class BlockTables:
             if owner is None or owner[0] is not request or owner[1] != request.admission:
                 self._owners[slot] = (request, request.admission)
                 self._filled[slot] = 0
-            filled = self._filled[slot]
-            if len(blocks) > filled or blocks[filled - 1] != self._last[slot]:
-                first = max(filled - 1, 0)
+            filled, last = self._filled[slot], blocks[-self._num_last :]
+            if len(blocks) != filled or last != self._last[slot]:
+                first = max(min(filled, len(blocks)) - self._num_last, 0)
                 self.tables[slot, first : len(blocks)] = blocks[first:]
                 self._filled[slot] = len(blocks)
-                self._last[slot] = blocks[-1]
+                self._last[slot] = last
 
 
 def assemble(
@@ -155,17 +170,21 @@ def _known_tokens(rows: tuple[ScheduledRow, ...]) -> list[int]:
         if row.token_on_device:
             tokens += row.request.token_ids(row.start, row.start + row.num_tokens - 1)
             tokens.append(0)
+        elif row.draft.token_ids:
+            tokens.append(row.request.token_ids(row.start, row.start + 1)[0])
+            tokens += row.draft.token_ids
         else:
             tokens += row.request.token_ids(row.start, row.start + row.num_tokens)
     return tokens
 
 
 def _logits_tokens(rows: tuple[ScheduledRow, ...], ends: np.ndarray) -> list[int]:
-    """Token index of each logits row: of each row first its scored positions, then its draw."""
+    """Token index of each logits row: of each row first its scored positions, then its draw, then those behind each
+    token of its draft."""
     indices: list[int] = []
     for row, end in zip(rows, ends.tolist(), strict=True):
         first = end - row.num_tokens
         indices += range(first, first + row.num_scored)
         if row.samples:
-            indices.append(end - 1)
+            indices += range(end - 1 - len(row.draft.token_ids), end)
     return indices

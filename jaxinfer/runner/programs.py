@@ -15,7 +15,7 @@ from jaxinfer.runner.block_copies import COPIES_A_CALL
 from jaxinfer.runner.buckets import bucket_for, token_buckets
 from jaxinfer.runner.inputs import StepSpec, packed_size
 from jaxinfer.runner.step import make_forward_step
-from jaxinfer.sampling.state import SamplingState, upload_bias, upload_counts
+from jaxinfer.sampling.state import COUNTS_A_CALL, SamplingState, count_tokens, upload_bias, upload_counts
 from pallas_kernels.dispatch import current_device
 
 COMPILE_THREADS = 2
@@ -70,7 +70,8 @@ class Programs:
     """Compiles step functions ahead of time and hands them out.
 
     The documented set is every bucket of `compiled_buckets` times {greedy, sampler}, the two uploads of sampling state
-    and the copy of blocks. Nothing else is compiled by an engine.
+    and the copy of blocks. With speculation each bucket above `max_num_seqs` comes with more logits rows as well, and
+    there is a program that counts tokens. Nothing else is compiled by an engine.
 
     Args:
         config: the engine's settings.
@@ -91,17 +92,26 @@ class Programs:
         self._steps: dict[StepSpec, jax.stages.Compiled] = {}
         self._uploads: dict[str, jax.stages.Compiled] = {}
         self._copy: jax.stages.Compiled | None = None
+        self._count: jax.stages.Compiled | None = None
 
-    def spec(self, num_tokens: int, sampler: bool) -> StepSpec:
-        """The spec of the smallest bucket that holds `num_tokens`."""
-        bucket = bucket_for(num_tokens, self.buckets)
-        rows = min(bucket, self.config.scheduler.max_num_seqs)
-        return StepSpec(bucket, rows, table_width(self.config), sampler)
+    def spec(self, num_tokens: int, sampler: bool, num_logits: int = 0) -> StepSpec:
+        """The spec of the smallest bucket that holds `num_tokens`; with more logits rows than `max_num_seqs` where
+        these are not enough for `num_logits`."""
+        config = self.config
+        bucket, seqs = bucket_for(num_tokens, self.buckets), config.scheduler.max_num_seqs
+        rows = min(bucket, seqs)
+        widest = min(bucket, seqs + config.max_draft_rows)
+        logits = widest if widest > rows and num_logits > rows else 0
+        speculation = config.speculation
+        if speculation is None or not sampler:
+            return StepSpec(bucket, rows, table_width(config), sampler, logits)
+        drafts, keeps = speculation.num_tokens, speculation.keeps_probabilities
+        return StepSpec(bucket, rows, table_width(config), sampler, logits, drafts, keeps)
 
     @property
     def num_compiled(self) -> int:
         """Programs compiled (or loaded from the persistent cache) so far."""
-        return len(self._steps) + len(self._uploads) + (self._copy is not None)
+        return len(self._steps) + len(self._uploads) + (self._copy is not None) + (self._count is not None)
 
     def step(self, spec: StepSpec) -> jax.stages.Compiled:
         """The program of a spec: ``(leaves, kv, state, packed) -> StepOutput``; kv and state are donated."""
@@ -128,6 +138,13 @@ class Programs:
             self._copy = jax.jit(copy_blocks, donate_argnums=0).lower(self._shapes[1], ids, ids).compile()
         return self._copy
 
+    def count(self) -> jax.stages.Compiled:
+        """The program `count_tokens`."""
+        if self._count is None:
+            ids = jax.ShapeDtypeStruct((COUNTS_A_CALL,), jnp.int32)
+            self._count = count_tokens.lower(self._shapes[2], ids, ids).compile()
+        return self._count
+
     def lower(self, spec: StepSpec) -> jax.stages.Lowered:
         """A spec's step function, traced and lowered for the default device."""
         runner = self.config.runner
@@ -141,17 +158,23 @@ class Programs:
         )
         packed = jax.ShapeDtypeStruct((packed_size(spec),), jnp.int32)
         options = self._gpu_options if current_device().platform == "gpu" else None
-        return jax.jit(function, donate_argnums=(1, 2), compiler_options=options).lower(*self._shapes, packed)
+        places = (self.config.max_draft_rows, self.config.model.vocab_size)
+        drafted = (jax.ShapeDtypeStruct(places, jnp.float32),) if spec.keeps_probabilities else ()
+        return jax.jit(function, donate_argnums=(1, 2), compiler_options=options).lower(*self._shapes, packed, *drafted)
 
     def compile_all(self, progress: bool) -> None:
         """Compiles the documented set, two programs at a time: XLA leaves cores idle while LLVM works on one."""
         from jaxinfer.progress_bar import ProgressBar  # scripts/gpu_check.py does without tqdm
 
         modes = (True,) if self.config.runner.logits_processors else (False, True)
-        specs = [self.spec(bucket, sampler) for bucket in self.buckets for sampler in modes]
+        widths = (0, self.config.scheduler.max_num_seqs + 1) if self.config.speculation else (0,)
+        found = [self.spec(bucket, mode, width) for bucket in self.buckets for mode in modes for width in widths]
+        specs = list(dict.fromkeys(found))
         for kind in ("bias", "counts"):
             self.upload(kind)
         self.copy()
+        if self.config.speculation:
+            self.count()
         with (
             ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="jaxinfer-compile") as pool,
             ProgressBar(total=len(specs), desc="Compiling step programs", disable=not progress) as bar,

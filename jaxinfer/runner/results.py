@@ -1,5 +1,7 @@
 """From the packed array a step brings back to one RowResult a row."""
 
+from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple
 
 import jax
@@ -32,13 +34,14 @@ def read_rows(rows: tuple[ScheduledRow, ...], values: np.ndarray, arrays: StepAr
         results = []
         for row in rows:
             token, finite = next(drawn) if row.samples else (None, 1)
-            results.append(RowResult(token, bool(finite)))
+            following = tuple(RowResult(token, bool(flag)) for token, flag in islice(drawn, len(row.draft.token_ids)))
+            results.append(RowResult(token, bool(finite), following=following))
         return tuple(results)
     reader = _SamplerReader(values, arrays)
     first, results = 0, []
     for row in rows:
         results.append(reader.row(row, first))
-        first += row.num_scored + row.samples
+        first += row.num_logits
     return tuple(results)
 
 
@@ -63,8 +66,14 @@ class _SamplerReader:
         finite = all(self._finite[first : last + row.samples])
         if not row.samples:
             return RowResult(None, finite, None, scored)
-        drawn = self._logprobs(last, last + 1, params.logprobs) if params.logprobs is not None else None
-        return RowResult(self._tokens[last], finite, drawn, scored, bool(self._allowed[last]))
+        end = first + row.num_logits
+        following = tuple(self._draw(index, params.logprobs) for index in range(last + 1, end))
+        return replace(self._draw(last, params.logprobs), finite=finite, prompt_logprobs=scored, following=following)
+
+    def _draw(self, index: int, count: int | None) -> RowResult:
+        """What logits row `index` drew, with `count` alternatives; None for no log-probabilities at all."""
+        logprobs = None if count is None else self._logprobs(index, index + 1, count)
+        return RowResult(self._tokens[index], bool(self._finite[index]), logprobs, None, bool(self._allowed[index]))
 
     def _logprobs(self, first: int, last: int, count: int | None) -> RowLogprobs:
         """Logits rows ``first .. last - 1`` with `count` alternatives; -1 asks for the whole vocabulary."""

@@ -1,6 +1,7 @@
 """ModelRunner: executes plans on the device and owns everything that lives there."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -13,7 +14,7 @@ from jaxinfer.runner.block_copies import copy_calls
 from jaxinfer.runner.inputs import BlockTables, assemble
 from jaxinfer.runner.programs import Programs, table_width
 from jaxinfer.runner.results import StepArrays, read_rows
-from jaxinfer.sampling.slots import SlotTable
+from jaxinfer.sampling.slots import SlotTable, count_calls
 from jaxinfer.sampling.state import SamplingState, init_state
 from jaxinfer.typing import Params
 
@@ -37,10 +38,16 @@ class ModelRunner:
         self._state: SamplingState = init_state(scheduler.max_num_seqs, model.vocab_size)
         (self._device,) = self._kv[0].pages.devices()
         self._leaves = self._place(params)
-        self._tables = BlockTables(scheduler.max_num_seqs, table_width(config))
-        self._slots = SlotTable(scheduler.max_num_seqs, model.vocab_size, bool(config.runner.logits_processors))
+        guess = config.speculation
+        num_drafts, keeps = (guess.num_tokens, guess.keeps_probabilities) if guess else (0, False)
+        draft_blocks = -(-num_drafts // config.cache.block_size)
+        self._tables = BlockTables(scheduler.max_num_seqs, table_width(config), draft_blocks)
+        custom = bool(config.runner.logits_processors)
+        self._slots = SlotTable(scheduler.max_num_seqs, model.vocab_size, custom, num_drafts, keeps)
         self._programs = Programs(config, params, self._kv, self._state)
         self._last_ready = 0.0
+        self.drafted: Callable[[], jax.Array] | None = None
+        """Where drafts may be drawn, gives `DraftRows.drafted` of those that the next step verifies."""
 
     @property
     def num_compiled(self) -> int:
@@ -55,17 +62,21 @@ class ModelRunner:
         """Dispatches a step without waiting for it."""
         started = time.perf_counter()
         self._tables.update(plan.rows)
-        num_rows = self._programs.spec(plan.num_tokens, False).num_rows
-        inputs = self._slots.prepare(plan.rows, num_rows)
-        spec = self._programs.spec(plan.num_tokens, inputs.needs_sampler)
+        num_logits = sum(row.num_logits for row in plan.rows)
+        greedy = self._programs.spec(plan.num_tokens, False, num_logits)
+        inputs = self._slots.prepare(plan.rows, greedy.num_logits or greedy.num_rows)
+        spec = self._programs.spec(plan.num_tokens, True, num_logits) if inputs.needs_sampler else greedy
         sampling = inputs.packed if spec.sampler else inputs.packed[:1]
         packed = assemble(plan.rows, spec, self._tables, self.config.cache.block_size, sampling)
         for kind, uploads in (("bias", inputs.bias_uploads), ("counts", inputs.counts_uploads)):
             for slot, row in uploads:
                 self._state = self._programs.upload(kind)(self._state, np.int32(slot), row)
+        for slots, token_ids in count_calls(inputs.counted, self.config.scheduler.max_num_seqs):
+            self._state = self._programs.count()(self._state, slots, token_ids)
         for source_ids, target_ids in copy_calls(plan.copies):
             self._kv = self._programs.copy()(self._kv, source_ids, target_ids)
-        output = self._programs.step(spec)(self._leaves, self._kv, self._state, jax.device_put(packed))
+        drafted = (self.drafted(),) if spec.keeps_probabilities and self.drafted is not None else ()
+        output = self._programs.step(spec)(self._leaves, self._kv, self._state, jax.device_put(packed), *drafted)
         self._kv, self._state = output.kv, output.state
         output.packed.copy_to_host_async()
         arrays = StepArrays(output.packed, output.logits, spec.sampler, self._programs.num_logprobs)

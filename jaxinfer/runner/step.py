@@ -16,7 +16,8 @@ from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.rope import Rotation, rotate
 from jaxinfer.runner.inputs import StepInput, StepSpec, unpack
-from jaxinfer.sampling.batch import SamplingBatch
+from jaxinfer.sampling.batch import NUM_FIELDS, SamplingBatch
+from jaxinfer.sampling.draft_rows import DraftRows
 from jaxinfer.sampling.logits import LogitsProcessor
 from jaxinfer.sampling.sampler import SamplerOutput, sample, sample_greedy
 from jaxinfer.sampling.state import SamplingState
@@ -122,6 +123,7 @@ def make_forward_step(
     sum_over: str | None = None,
 ) -> Callable[..., StepOutput]:
     """The step function of one spec: ``(leaves, kv, state, packed) -> StepOutput``, jitted with kv and state donated.
+    Where the sampler decides about drafts that were drawn, `DraftRows.drafted` comes last.
 
     Parameters come as a flat tuple of leaves, since dispatch costs grow with the nesting of the arguments;
     `params_tree` is their tree structure.
@@ -137,7 +139,13 @@ def make_forward_step(
     """
     decoder = Decoder(config, sum_over=sum_over)
 
-    def forward_step(leaves: tuple[jax.Array, ...], kv: KVCache, state: SamplingState, packed: jax.Array) -> StepOutput:
+    def forward_step(
+        leaves: tuple[jax.Array, ...],
+        kv: KVCache,
+        state: SamplingState,
+        packed: jax.Array,
+        drafted: jax.Array | None = None,
+    ) -> StepOutput:
         variables = {"params": jax.tree.unflatten(params_tree, leaves)}
         step = unpack(packed, spec)
         tokens = jnp.where(step.token_slots < 0, step.tokens, state.last_tokens[jnp.maximum(step.token_slots, 0)])
@@ -150,8 +158,9 @@ def make_forward_step(
             last_tokens = state.last_tokens.at[step.sampling[0]].set(drawn, mode="drop")
             results = jnp.stack([drawn, finite.astype(jnp.int32)])
             return StepOutput(results, None, tuple(written), state._replace(last_tokens=last_tokens))
-        batch = SamplingBatch.unpack(step.sampling)
-        output, state = sample(logits, batch, state, processors=processors, num_logprobs=num_logprobs)
+        batch = SamplingBatch.unpack(step.sampling[:NUM_FIELDS])
+        drafts = DraftRows.unpack(step.sampling[NUM_FIELDS:], spec.num_drafts, drafted) if spec.num_drafts else None
+        output, state = sample(logits, batch, state, processors=processors, num_logprobs=num_logprobs, drafts=drafts)
         return StepOutput(pack_output(output), logits, tuple(written), state)
 
     return forward_step

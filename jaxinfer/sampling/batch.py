@@ -15,7 +15,8 @@ class SamplingBatch(NamedTuple):
 
     Attributes:
         slot: int32, the row of SamplingState that a drawing row reads and writes; C for rows that write nothing.
-        target: int32, the id whose log-probability is wanted when the row scores, -1 when it draws.
+        target: int32, the id whose log-probability is wanted when the row scores; -1 when it draws, -2 when it draws on
+            condition that a draft is right, so that nothing is noted of it.
         position: int32, absolute position of the token to be drawn (the prompt's first token has position 0).
         temperature: float32, 0 takes the largest processed logit.
         top_k: int32, 0 keeps all.
@@ -62,8 +63,17 @@ class SamplingBatch(NamedTuple):
         """bool[R], the row draws a token."""
         return self.target < 0
 
+    @property
+    def records(self) -> jax.Array:
+        """bool[R], the token is certain to be the request's next."""
+        return self.target == DRAWS
 
+
+DRAWS, VERIFIES = -1, -2
+"""Values of `target`."""
 NUM_FIELDS = len(SamplingBatch._fields)
+FIELD = {name: index for index, name in enumerate(SamplingBatch._fields)}
+"""Which row of the packed matrix a field is."""
 FLOAT_FIELDS = frozenset(
     ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 )

@@ -4,7 +4,7 @@ A bias row holds logit_bias, and -inf for everything outside allowed_token_ids, 
 not end the request yet (min_tokens). It is uploaded once and again only when `bias_key` changes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -30,15 +30,20 @@ def has_changing_bias(params: SamplingParams) -> bool:
     return params.min_tokens > 0 or any(len(word) > 1 for word in params.bad_words_token_ids)
 
 
-def bias_key(request: Request, position: int) -> BiasKey | None:
+def bias_key(request: Request, position: int, guessed: Sequence[int] = ()) -> BiasKey | None:
     """What the bias of the token to be drawn at `position` depends on besides the request; None when it is zero.
+
+    Args:
+        request: the request.
+        position: of the token, behind the committed ones and those `guessed` to follow them.
+        guessed: taken as if they had been drawn.
 
     Raises:
         ValueError: a bad word of several tokens needs an output token that has not been committed.
     """
     num_drawn = position - request.num_prompt_tokens
     ends_banned = num_drawn < request.params.min_tokens
-    completing = _completing_ids(request, num_drawn)
+    completing = _completing_ids(request, num_drawn, guessed)
     if not (ends_banned or completing or has_static_bias(request.params)):
         return None
     return ends_banned, completing
@@ -73,12 +78,26 @@ def counts_row(request: Request, vocab_size: int) -> np.ndarray:
     return counts
 
 
-def _completing_ids(request: Request, num_drawn: int) -> tuple[int, ...]:
+def num_under_one_bias(request: Request, guessed: Sequence[int]) -> int:
+    """How many of the first `guessed` tokens may stay, so that the draws up to behind the last of these need one bias
+    row at most: a slot has one on the device. It changes where `min_tokens` is reached or a bad word has begun."""
+    if not has_changing_bias(request.params):
+        return len(guessed)
+    known, used = request.num_known_tokens, None
+    for count in range(len(guessed) + 1):
+        key = bias_key(request, known + count, guessed[:count])
+        if key is not None and used is not None and key != used:
+            return count - 1
+        used = key if used is None else used
+    return len(guessed)
+
+
+def _completing_ids(request: Request, num_drawn: int, guessed: Sequence[int]) -> tuple[int, ...]:
     """Last ids of the bad words of several tokens whose other ids are the tail of the first `num_drawn` output ids."""
     words = [word for word in request.params.bad_words_token_ids if len(word) > 1]
     if not words:
         return ()
-    output = request.output_token_ids
+    output = [*request.output_token_ids, *guessed] if guessed else request.output_token_ids
     if num_drawn > len(output):
         raise ValueError(
             f"request {request.request_id}: bad_words of several tokens need all {num_drawn} output ids, but only "

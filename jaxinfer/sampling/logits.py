@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.sampling.batch import SamplingBatch
+from jaxinfer.sampling.draft_rows import DraftRows
 from jaxinfer.sampling.state import IN_PROMPT
 
 
@@ -27,15 +28,17 @@ class LogitsContext(NamedTuple):
     Attributes:
         slot: int32[R], which running request the row belongs to; C for rows that do not draw.
         position: int32[R], position of the token to be drawn.
-        slot_counts: int32[C, V], as in SamplingState.
+        slot_counts: int32[C, V], as in SamplingState, without the tokens of drafts, which `output_counts` has.
+        drafts: the tokens of drafts that the rows are behind of, None where there are no drafts.
     """
 
     slot: jax.Array
     position: jax.Array
     slot_counts: jax.Array
+    drafts: DraftRows | None = None
 
     def output_counts(self) -> jax.Array:
-        """int32[R, V], how often each id was drawn so far."""
+        """int32[R, V], how often each id was drawn before the row's position."""
         return self._counts() & (IN_PROMPT - 1)
 
     def in_prompt(self) -> jax.Array:
@@ -43,7 +46,8 @@ class LogitsContext(NamedTuple):
         return self._counts() >= IN_PROMPT
 
     def _counts(self) -> jax.Array:
-        return self.slot_counts.at[self.slot].get(mode="clip")
+        counts = self.slot_counts.at[self.slot].get(mode="clip")
+        return counts if self.drafts is None else self.drafts.add_counts(counts)
 
 
 LogitsProcessor = Callable[[jax.Array, LogitsContext], jax.Array]

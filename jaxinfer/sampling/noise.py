@@ -46,6 +46,16 @@ def gumbel_noise(
     return _gumbel(bits)
 
 
+def uniform_noise(seed_lo: jax.Array, seed_hi: jax.Array, child_index: jax.Array, position: jax.Array) -> jax.Array:
+    """float32[R] in [0, 1), a number for each row that depends on its own four only.
+
+    Args:
+        seed_lo, seed_hi, child_index, position: as for `gumbel_noise`; other halves of a seed give other numbers.
+    """
+    bits, _ = threefry_2x32((seed_lo, seed_hi), (child_index.astype(jnp.uint32), position.astype(jnp.uint32)))
+    return (bits >> 8).astype(jnp.float32) * 2.0**-24
+
+
 def _gumbel(bits: jax.Array) -> jax.Array:
     """From uniform bits. Small u, where the noise is large and decides, keeps its full relative precision."""
     uniform = (bits.astype(jnp.float32) + 0.5) * 2.0**-32

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.sampling.batch import SamplingBatch
+from jaxinfer.sampling.draft_rows import DraftRows, DrawnDrafts
 from jaxinfer.sampling.logits import LogitsContext, LogitsProcessor, apply_bias, apply_penalties, keep_candidates
 from jaxinfer.sampling.noise import gumbel_noise
+from jaxinfer.sampling.rejection import rejection_scores
 from jaxinfer.sampling.state import SamplingState, record_tokens
 
 CPU_BLOCK = 8
@@ -67,6 +69,7 @@ def sample(
     *,
     processors: Sequence[LogitsProcessor] = (),
     num_logprobs: int = 0,
+    drafts: DraftRows | None = None,
 ) -> tuple[SamplerOutput, SamplingState]:
     """Draws a token in every row that draws, and gathers log-probabilities where they are wanted.
 
@@ -76,15 +79,23 @@ def sample(
     Args:
         logits: float32[R, V], raw model logits.
         batch: how to treat each row.
-        state: what the device knows of each slot; drawing rows are recorded in the returned one.
+        state: what the device knows of each slot; drawing rows are recorded in the returned one, those of drafts not.
         processors: custom logits processors, applied in order (static).
         num_logprobs: k of `top_ids` (static), at most V.
+        drafts: where steps may verify drafts, the tokens that rows are behind of.
     """
-    processed = _process(logits, batch, state, processors)
+    processed = _process(logits, batch, state, processors, drafts)
     random = batch.draws & (batch.temperature > 0)
     scores = lax.cond(
         jnp.any(random),
-        lambda: lax.platform_dependent(processed, batch, random, cpu=_perturb_in_blocks, default=_perturb),
+        lambda: lax.platform_dependent(
+            processed,
+            batch,
+            random,
+            None if drafts is None else drafts.drawn(),
+            cpu=_perturb_in_blocks,
+            default=_perturb,
+        ),
         lambda: processed,
     )
     tokens, best = first_largest(scores)
@@ -99,7 +110,7 @@ def sample(
         allowed=best != -jnp.inf,
         logprobs=logprobs,
     )
-    slot = jnp.where(batch.draws, batch.slot, state.last_tokens.shape[0])
+    slot = jnp.where(batch.records, batch.slot, state.last_tokens.shape[0])
     return output, record_tokens(state, slot, tokens, batch.use_counts > 0)
 
 
@@ -144,7 +155,11 @@ def _no_logprobs(num_rows: int, num_logprobs: int) -> Logprobs:
 
 
 def _process(
-    logits: jax.Array, batch: SamplingBatch, state: SamplingState, processors: Sequence[LogitsProcessor]
+    logits: jax.Array,
+    batch: SamplingBatch,
+    state: SamplingState,
+    processors: Sequence[LogitsProcessor],
+    drafts: DraftRows | None,
 ) -> jax.Array:
     """Bias, penalties and processors: what also decides a greedy row."""
     biased = lax.cond(
@@ -154,13 +169,19 @@ def _process(
     )
     processed = lax.cond(
         jnp.any(batch.use_counts > 0),
-        lambda: apply_penalties(biased, state.counts.at[batch.slot].get(mode="clip"), batch),
+        lambda: apply_penalties(biased, _counts(batch, state, drafts), batch),
         lambda: biased,
     )
-    context = LogitsContext(batch.slot, batch.position, state.counts)
+    context = LogitsContext(batch.slot, batch.position, state.counts, drafts)
     for processor in processors:
         processed = _apply(processor, processed, context)
     return processed
+
+
+def _counts(batch: SamplingBatch, state: SamplingState, drafts: DraftRows | None) -> jax.Array:
+    """int32[R, V], the counts before each row's position."""
+    counts = state.counts.at[batch.slot].get(mode="clip")
+    return counts if drafts is None else drafts.add_counts(counts)
 
 
 def _apply(processor: LogitsProcessor, logits: jax.Array, context: LogitsContext) -> jax.Array:
@@ -175,18 +196,22 @@ def _apply(processor: LogitsProcessor, logits: jax.Array, context: LogitsContext
     return jnp.asarray(result, logits.dtype)
 
 
-def _perturb(processed: jax.Array, batch: SamplingBatch, random: jax.Array) -> jax.Array:
-    """Gumbel-max: the largest of the result is a sample of the filtered softmax. Rows not `random` stay as they are."""
+def _perturb(processed: jax.Array, batch: SamplingBatch, random: jax.Array, drawn: DrawnDrafts | None) -> jax.Array:
+    """Gumbel-max: the largest of the result is a sample of the filtered softmax, or what rejection sampling decides.
+    Rows not `random` stay as they are."""
     scaled = processed / jnp.where(random, batch.temperature, 1.0)[:, None]
     candidates = keep_candidates(scaled, batch.top_k, batch.top_p, batch.min_p, random)
     noise = gumbel_noise(batch.seed_lo, batch.seed_hi, batch.child_index, batch.position, processed.shape[1])
-    return jnp.where(random[:, None], candidates + noise, processed)
+    scores = candidates + noise if drawn is None else rejection_scores(candidates, noise, batch, drawn)
+    return jnp.where(random[:, None], scores, processed)
 
 
-def _perturb_in_blocks(processed: jax.Array, batch: SamplingBatch, random: jax.Array) -> jax.Array:
+def _perturb_in_blocks(
+    processed: jax.Array, batch: SamplingBatch, random: jax.Array, drawn: DrawnDrafts | None
+) -> jax.Array:
     """`_perturb`, some rows after the others. It needs several arrays of the logits' size: for all rows they would come
     from memory, and from pages that malloc has just got from the system, which takes longer than the arithmetic.
     """
     size = math.gcd(processed.shape[0], CPU_BLOCK)
-    blocks = jax.tree.map(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), (processed, batch, random))
+    blocks = jax.tree.map(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), (processed, batch, random, drawn))
     return lax.map(lambda block: _perturb(*block), blocks).reshape(processed.shape)

@@ -10,6 +10,10 @@ IN_PROMPT = 1 << 30
 """The bit of a count that says that the id occurs in the prompt; the bits below count how often it was drawn."""
 
 
+COUNTS_A_CALL = 32
+"""Tokens that `count_tokens` counts at once."""
+
+
 class SamplingState(NamedTuple):
     """Per-slot state of the C slots. It is donated to every step and every upload, which return its successor.
 
@@ -37,6 +41,13 @@ def init_state(num_slots: int, vocab_size: int) -> SamplingState:
 def state_bytes(num_slots: int, vocab_size: int) -> int:
     """Device memory of a SamplingState."""
     return 4 * num_slots * (2 * vocab_size + 1)
+
+
+@partial(jax.jit, donate_argnames="state")
+def count_tokens(state: SamplingState, slots: jax.Array, token_ids: jax.Array) -> SamplingState:
+    """Counts tokens that became certain after they had been guessed: one of `token_ids` in each of `slots`,
+    int32[COUNTS_A_CALL] both; slot C for nothing."""
+    return state._replace(counts=state.counts.at[slots, token_ids].add(1, mode="drop"))
 
 
 @partial(jax.jit, donate_argnames="state")

@@ -11,6 +11,7 @@ from jaxinfer.config import require_positive
 from jaxinfer.startup.generation_config import check_override
 from jaxinfer.startup.kv_dtype import named_kv_cache_dtype
 from jaxinfer.startup.quantization import QuantOptions, checked_options, named_method, transformers_method
+from jaxinfer.startup.speculation_options import SpeculativeOptions, speculative_options
 from jaxinfer.startup.unbuilt import UNBUILT, without_unbuilt
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 
@@ -74,6 +75,11 @@ class EngineArgs:
         logits_processors: pure JAX functions `(logits[R, V], LogitsContext) -> logits[R, V]`, applied in order.
         scheduling_policy: "fcfs", or "priority" (lower values first).
         max_logprobs: most alternatives per token a request may ask for, -1 for the whole vocabulary.
+        speculative_config: guess tokens ahead and verify several in one step, which changes no output: see
+            `jaxinfer.startup.speculation_options.SpeculativeOptions` for the entries ({"method": "ngram"} or
+            {"model": DRAFT, "num_speculative_tokens": 5}, for example).
+        speculative_model: short for the entry `model`: a draft model, or "ngram".
+        num_speculative_tokens: short for the entry of that name: an int, or "auto".
         generation_config: where `get_default_sampling_params()` comes from: "auto" is the model's
             generation_config.json, "vllm" is none (vLLM's defaults), else a folder with such a file.
         override_generation_config: entries that replace those of the generation config (an eos_token_id joins the
@@ -117,6 +123,9 @@ class EngineArgs:
     logits_processors: tuple[Callable[..., Any], ...] = ()
     scheduling_policy: str = "fcfs"
     max_logprobs: int = 20
+    speculative_config: Mapping[str, Any] | None = None
+    speculative_model: str | Path | None = None
+    num_speculative_tokens: int | str | None = None
     generation_config: str | Path = "auto"
     override_generation_config: Mapping[str, Any] | None = None
     disable_log_stats: bool = False
@@ -189,6 +198,7 @@ class EngineArgs:
             check_override(self.override_generation_config)
         self._check_logits_processors()
         self._check_tokenizer()
+        _ = self.speculative_options
 
     def _check_quantization(self) -> None:
         names = ("quantization", "load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_compute_dtype")
@@ -218,6 +228,11 @@ class EngineArgs:
     def quant_options(self) -> QuantOptions:
         """`quantization_config`, checked and completed."""
         return checked_options(named_method(self.quantization), self.quantization_config)
+
+    @property
+    def speculative_options(self) -> SpeculativeOptions | None:
+        """The three arguments of speculation, checked and completed; None for none."""
+        return speculative_options(self.speculative_config, self.speculative_model, self.num_speculative_tokens)
 
     def _check_logits_processors(self) -> None:
         processors = tuple(self.logits_processors or ())

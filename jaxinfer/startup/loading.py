@@ -22,6 +22,7 @@ from jaxinfer.quant.plan import QuantPlan
 from jaxinfer.quant.summary import format_lines, summarise_plan
 from jaxinfer.runner.compile_cache import enable_compile_cache
 from jaxinfer.runner.runner import ModelRunner
+from jaxinfer.speculation.speculator import Speculator
 from jaxinfer.startup.args import EngineArgs
 from jaxinfer.startup.device_memory import claim_gpu_memory
 from jaxinfer.startup.generation_config import end_ids, read_generation_config, sampling_defaults
@@ -29,6 +30,7 @@ from jaxinfer.startup.live_params import dtype_of_params, match_params
 from jaxinfer.startup.quantization import named_method, quant_plan
 from jaxinfer.startup.sizing import engine_config
 from jaxinfer.startup.sleep import Sleep
+from jaxinfer.startup.speculation import DraftModel, make_speculator, open_draft
 from jaxinfer.tokenizers.load import load_tokenizer
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 from jaxinfer.typing import Params
@@ -46,6 +48,7 @@ class EngineParts:
         defaults: fields of SamplingParams that the model's generation config sets.
         plan: which parameters are quantised, and how; None for none.
         sleep: the engine's device memory, given up and taken back.
+        speculator: guesses tokens ahead; None for nobody.
     """
 
     def __init__(
@@ -56,10 +59,12 @@ class EngineParts:
         defaults: Mapping[str, Any],
         plan: QuantPlan | None,
         sleep: Sleep,
+        speculator: Speculator | None = None,
     ) -> None:
         self._engine: Engine | None = engine
         self._runner = runner
         self._sleep = sleep
+        self._speculator = speculator
         self._plan = plan
         self.defaults = defaults
         self.tokenizer = tokenizer
@@ -93,6 +98,9 @@ class EngineParts:
         if self._engine is not None:
             self._engine = None
             self._runner.shutdown()
+            if self._speculator is not None:
+                self._speculator.proposer.release()
+                self._speculator = None
 
 
 def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Params | None) -> EngineParts:
@@ -124,22 +132,29 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
         checkpoint if params is None else None,
         jax.default_backend(),
     )
-    config, weights = _config_and_params(args, model, checkpoint, params, plan)
+    options = args.speculative_options
+    draft = open_draft(args, options, model, tokenizer if checkpoint is None else checkpoint.tokenizer())
+    config, weights = _config_and_params(args, model, checkpoint, params, plan, draft)
     if plan is not None:
         facts = summarise_plan(plan, param_shapes(config.model, config.runner.dtype))
         logger.info("weights as %s: %s", plan.method, format_lines(facts))
     if config.runner.compilation_cache_dir is not None:
         enable_compile_cache(config.runner.compilation_cache_dir)
     runner = ModelRunner(config, weights)
+    speculator = make_speculator(
+        config, options, draft, runner, dtype=config.runner.dtype, progress=args.use_tqdm_on_load
+    )
     if not args.enforce_eager:
         runner.warm_up(progress=args.use_tqdm_on_load)
-    engine = Engine(config, runner, tokenizer, eos_token_ids=ends)
+        if speculator is not None:
+            speculator.proposer.warm_up(args.use_tqdm_on_load)
+    engine = Engine(config, runner, tokenizer, eos_token_ids=ends, speculation=speculator)
     if defaults:
         logger.info("sampling defaults from the generation config, for calls without sampling_params: %s", defaults)
 
     reload = partial(_read_again, args, config.runner.dtype, plan) if params is None else None
-    sleep = Sleep(engine, runner, jax.tree.structure(weights), reload)
-    return EngineParts(engine, runner, tokenizer, defaults, plan, sleep)
+    sleep = Sleep(engine, runner, jax.tree.structure(weights), reload, speculator.proposer if speculator else None)
+    return EngineParts(engine, runner, tokenizer, defaults, plan, sleep, speculator)
 
 
 def _read_again(args: EngineArgs, dtype: str, plan: QuantPlan | None) -> Params:
@@ -200,13 +215,14 @@ def _config_and_params(
     checkpoint: Checkpoint | None,
     params: Params | None,
     plan: QuantPlan | None,
+    draft: DraftModel | None,
 ) -> tuple[EngineConfig, Params]:
     """The sizes are settled before weights are read, so that what cannot fit fails at once."""
     if params is not None:
         dtype = dtype_of_params(params) if args.dtype == "auto" else args.dtype
         params = match_params(params, model, dtype, plan)
-        return engine_config(args, model, dtype, loaded=params), params
+        return engine_config(args, model, dtype, loaded=params, draft=draft), params
     assert checkpoint is not None
     dtype = resolve_dtype(args.dtype, checkpoint.dtype, jax.default_backend())
-    config = engine_config(args, model, dtype, loaded=None, plan=plan)
+    config = engine_config(args, model, dtype, loaded=None, plan=plan, draft=draft)
     return config, load_params(checkpoint, dtype, plan=plan, progress=args.use_tqdm_on_load)

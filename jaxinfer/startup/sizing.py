@@ -26,6 +26,7 @@ from jaxinfer.runner.buckets import token_buckets
 from jaxinfer.runner.kv_support import require_kv_dtype, slow_pool
 from jaxinfer.startup.args import EngineArgs
 from jaxinfer.startup.device_memory import DeviceMemory, device_memory
+from jaxinfer.startup.speculation import DraftModel, speculation_config
 from jaxinfer.typing import Params
 
 logger = logging.getLogger("jaxinfer")
@@ -39,7 +40,12 @@ LARGE_GPU_BYTES = 70 * 2**30
 
 
 def engine_config(
-    args: EngineArgs, model: ModelConfig, dtype: str, loaded: Params | None, plan: QuantPlan | None = None
+    args: EngineArgs,
+    model: ModelConfig,
+    dtype: str,
+    loaded: Params | None,
+    plan: QuantPlan | None = None,
+    draft: DraftModel | None = None,
 ) -> EngineConfig:
     """The complete configuration.
 
@@ -49,6 +55,7 @@ def engine_config(
         dtype: dtype name of parameters and activations.
         loaded: live parameters that are in the device's memory already; None when they will be loaded.
         plan: which of the parameters that will be loaded are quantised, and how; None for none.
+        draft: a draft model that is to be loaded as well; None for none.
 
     Raises:
         ValueError: a request of `max_model_len` tokens cannot fit, sizes contradict each other, or the device cannot
@@ -60,27 +67,36 @@ def engine_config(
     if model.rope_scaling is not None and model.rope_scaling.depends_on_length and not model.rope_length:
         model = replace(model, rope_length=max_model_len)
     max_num_seqs, max_num_batched_tokens = _concurrency(args, platform, memory)
+    speculation = speculation_config(args.speculative_options, platform)
+    guesses = 0 if speculation is None else speculation.num_tokens * min(speculation.max_running, max_num_seqs)
     scheduler = SchedulerConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         policy="priority" if args.scheduling_policy == "priority" else "fcfs",
-        token_buckets=token_buckets(max_num_seqs, max_num_batched_tokens),
+        token_buckets=token_buckets(max_num_seqs, max_num_batched_tokens, guesses and guesses + max_num_seqs),
     )
     shapes = param_shapes(model, jax.numpy.dtype(dtype), plan) if loaded is None else loaded
     weights = tree_bytes(jax.tree.leaves(shapes))
     free = memory.free + (weights if loaded is not None else 0)
+    kv_dtype = dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
+    require_kv_dtype(kv_dtype)
+    block_bytes = kv_block_bytes(model, args.block_size, kv_dtype)
+    drafted = 0
+    if draft is not None:
+        weights += draft.weight_bytes(dtype)
+        block_bytes += draft.block_bytes(args.block_size, kv_dtype)
+        drafted = 4 * guesses * model.vocab_size
     budget = DeviceBudget(
         total_bytes=memory.total,
         free_bytes=min(free, memory.total),
         weight_bytes=weights,
-        activation_bytes=activation_bytes(model, scheduler, dtype, args.block_size, rounds_activations(shapes)),
+        activation_bytes=drafted
+        + activation_bytes(model, scheduler, dtype, args.block_size, rounds_activations(shapes), guesses),
         utilization=args.gpu_memory_utilization,
     )
-    kv_dtype = dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
-    require_kv_dtype(kv_dtype)
     held = held_tokens(model, args.block_size, max_model_len, max_num_batched_tokens)
-    num_blocks = _num_blocks(args, kv_block_bytes(model, args.block_size, kv_dtype), held, scheduler, budget, platform)
+    num_blocks = _num_blocks(args, block_bytes, held, scheduler, budget, platform)
     config = EngineConfig(
         model=model,
         cache=CacheConfig(args.block_size, num_blocks, kv_dtype, args.enable_prefix_caching),
@@ -93,6 +109,7 @@ def engine_config(
             logits_processors=args.logits_processors,
         ),
         seed=args.seed,
+        speculation=speculation,
     )
     reason = slow_pool(config)
     if reason is not None:
@@ -106,14 +123,19 @@ def tree_bytes(leaves: Iterable[jax.ShapeDtypeStruct]) -> int:
 
 
 def activation_bytes(
-    model: ModelConfig, scheduler: SchedulerConfig, dtype: str, block_size: int = 16, rounds: bool = False
+    model: ModelConfig,
+    scheduler: SchedulerConfig,
+    dtype: str,
+    block_size: int = 16,
+    rounds: bool = False,
+    num_drafted: int = 0,
 ) -> int:
     """What the largest step holds beside weights and cache, in bytes, the sampler's state included; `rounds`: whether
-    activations are rounded to 8 bits."""
+    activations are rounded to 8 bits; `num_drafted`: logits rows beyond one for each request."""
     return step_memory(
         model,
         num_tokens=scheduler.max_num_batched_tokens,
-        num_rows=scheduler.max_num_seqs,
+        num_rows=scheduler.max_num_seqs + num_drafted,
         table_width=-(-scheduler.max_model_len // block_size),
         itemsize=jax.numpy.dtype(dtype).itemsize,
         rounds=rounds,

@@ -10,6 +10,7 @@ import numpy as np
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.outputs import RequestOutput
 from jaxinfer.runner.runner import ModelRunner
+from jaxinfer.speculation.proposer import Proposer
 from jaxinfer.typing import Params
 
 WEIGHTS = "weights"
@@ -28,13 +29,22 @@ class Sleep:
         runner: its device side.
         params_tree: treedef of the parameters.
         reload: reads the weights again as they are now; None when nobody could.
+        proposer: may have a pool of its own, which goes with the KV cache. Its weights stay.
     """
 
-    def __init__(self, engine: Engine, runner: ModelRunner, params_tree: Any, reload: Callable[[], Params] | None):
+    def __init__(
+        self,
+        engine: Engine,
+        runner: ModelRunner,
+        params_tree: Any,
+        reload: Callable[[], Params] | None,
+        proposer: Proposer | None = None,
+    ) -> None:
         self._engine = engine
         self._runner = runner
         self._params_tree = params_tree
         self._reload = reload
+        self._proposer = proposer
         self._missing: set[str] = set()
         self._host_leaves: list[_HostLeaf] | None = None
 
@@ -71,6 +81,8 @@ class Sleep:
         outputs = self._engine.suspend()
         if KV_CACHE not in self._missing:
             self._runner.release_kv()
+            if self._proposer is not None:
+                self._proposer.release()
             self._missing.add(KV_CACHE)
         return outputs
 
@@ -92,6 +104,8 @@ class Sleep:
             self._has_weights()
         if KV_CACHE in wanted and KV_CACHE in self._missing:
             self._runner.restore_kv()
+            if self._proposer is not None:
+                self._proposer.restore()
             self._missing.discard(KV_CACHE)
         self._resume_if_complete()
 

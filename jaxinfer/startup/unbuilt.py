@@ -21,7 +21,6 @@ class Unbuilt:
 _ONE_DEVICE = "the engine runs on one device; multi-device serving is not built yet"
 _NO_LORA = "LoRA adapters are not built yet; merge the adapter into the weights"
 _TEXT_ONLY = "only text models are built"
-_NO_SPECULATION = "speculative decoding is not built yet"
 _NO_GRAMMAR = "structured outputs are not built yet"
 _TOKEN_SCALES = "each token and head has a scale of its own, computed as it is written"
 _ONE_KV_DTYPE = "all layers' caches have the same dtype"
@@ -106,8 +105,6 @@ UNBUILT: Mapping[str, Unbuilt] = {
     "scheduler_cls": Unbuilt((None,), "the scheduler cannot be replaced"),
     "served_model_name": Unbuilt((None,), "there is no server here that would show it"),
     "skip_mm_profiling": Unbuilt((False, True), _TEXT_ONLY),
-    "speculative_config": Unbuilt((None,), _NO_SPECULATION),
-    "speculative_model": Unbuilt((None,), _NO_SPECULATION),
     "stream_interval": Unbuilt((1,), "set SamplingParams(stream_interval=...) for each request"),
     "structured_outputs_config": Unbuilt((None,), _NO_GRAMMAR),
     "swap_space": Unbuilt((4, 0), "preempted requests are computed again, not swapped to host memory"),

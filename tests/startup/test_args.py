@@ -137,7 +137,6 @@ def test_unbuilt_arguments_are_refused_by_name_unless_they_ask_for_nothing(name:
         ("quantization", "torchao"),
         ("prefix_caching_hash_algo", "xxhash"),
         ("kv_cache_dtype_skip_layers", ["0"]),
-        ("speculative_config", {"method": "ngram"}),
         ("enable_lora", True),
         ("trust_remote_code", True),
         ("enable_chunked_prefill", False),

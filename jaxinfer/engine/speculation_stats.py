@@ -1,0 +1,54 @@
+"""SpeculationStats: how many guesses were right, and what they cost."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """Counts and times of an engine, or of one request with all its samples.
+
+    Attributes:
+        num_drafts: drafts verified: a request with one in a step counts once.
+        num_draft_tokens: tokens in them.
+        num_accepted_tokens: how many of these were right.
+        num_drafted_per_position: of the drafts, those with a first token, with a second, and so on.
+        num_accepted_per_position: how many of these tokens were right.
+        draft_seconds: wall time of guessing. One guess is for several requests, and counts in full for each.
+        verify_seconds: the device's time for steps with drafts; likewise.
+    """
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_drafted_per_position: list[int] = field(default_factory=list)
+    num_accepted_per_position: list[int] = field(default_factory=list)
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+
+    def add(self, num_accepted: int, num_drafted: int) -> None:
+        """Counts a draft of `num_drafted` tokens, of which the first `num_accepted` were right."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
+        missing = num_drafted - len(self.num_drafted_per_position)
+        self.num_drafted_per_position += [0] * missing
+        self.num_accepted_per_position += [0] * missing
+        for position in range(num_drafted):
+            self.num_drafted_per_position[position] += 1
+            self.num_accepted_per_position[position] += position < num_accepted
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens that a verified draft brought on average, the one drawn after it included; 1 without drafts."""
+        return 1.0 + (self.num_accepted_tokens / self.num_drafts if self.num_drafts else 0.0)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of the guessed tokens that were right, 0 to 1."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def acceptance_rate_per_position(self) -> list[float]:
+        """The same for the first token of a draft, the second, and so on: right only when all before it are."""
+        pairs = zip(self.num_accepted_per_position, self.num_drafted_per_position, strict=True)
+        return [accepted / drafted for accepted, drafted in pairs]

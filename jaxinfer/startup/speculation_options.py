@@ -1,0 +1,154 @@
+"""speculative_config, speculative_model and num_speculative_tokens: what is asked for, checked. Imports no JAX."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxinfer.config import require_positive
+
+SpeculationMethod = Literal["ngram", "draft_model"]
+METHODS: tuple[SpeculationMethod, ...] = ("ngram", "draft_model")
+_UNBUILT_METHODS = ("lookahead", "medusa", "eagle", "eagle3", "mtp", "suffix", "mlp_speculator", "deepseek_mtp")
+_NGRAM_NAMES = ("ngram", "[ngram]")
+DEFAULT_TOKENS = 5
+AUTO_TOKENS = 7
+"""Most tokens of an "auto" draft: with the known one they make a step of 8, the smallest size above one."""
+
+
+@dataclass(frozen=True)
+class SpeculativeOptions:
+    """Entries of `speculative_config`.
+
+    Args:
+        method: "ngram" or "draft_model"; where it is None, the latter if `model` is given.
+        model: the draft model: folder, GGUF file, Hub id or built-in name. "ngram" here means the method, as in vLLM.
+        num_speculative_tokens: tokens guessed for a request in a step, at most; "auto" adapts their number to what was
+            right so far, up to 7.
+        prompt_lookup_max: of "ngram": tokens at the end that are looked for in what came before, at most.
+        prompt_lookup_min: of "ngram": at least so many of them have to have occurred.
+        disable_by_batch_size: with more running requests than this nothing is guessed. Where it is None: as many as
+            keep a step that verifies at 64 tokens on a CPU and at 256 elsewhere.
+        quantization: how the draft model's weights are stored, as the engine's option of that name.
+        quantization_config: its options.
+        revision: branch, tag or commit of a draft model on the Hub.
+        params: live parameters of a draft model, in place of `model`.
+        model_config: their architecture.
+        draft_tensor_parallel_size: 1.
+    """
+
+    method: SpeculationMethod | None = None
+    model: str | Path | None = None
+    num_speculative_tokens: int | str = DEFAULT_TOKENS
+    prompt_lookup_max: int | None = None
+    prompt_lookup_min: int | None = None
+    disable_by_batch_size: int | None = None
+    quantization: str | None = None
+    quantization_config: Mapping[str, Any] | None = None
+    revision: str | None = None
+    params: Any = None
+    model_config: Any = None
+    draft_tensor_parallel_size: int = 1
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of a draft, at most."""
+        tokens = self.num_speculative_tokens
+        return tokens if isinstance(tokens, int) else AUTO_TOKENS
+
+    @property
+    def lookup(self) -> tuple[int, int]:
+        """Shortest and longest match of "ngram"."""
+        longest = self.prompt_lookup_max or max(DEFAULT_LOOKUP[1], self.prompt_lookup_min or 0)
+        return self.prompt_lookup_min or min(DEFAULT_LOOKUP[0], longest), longest
+
+
+DEFAULT_LOOKUP = (2, 5)
+
+
+def speculative_options(
+    config: Mapping[str, Any] | None, model: str | Path | None, num_tokens: int | str | None
+) -> SpeculativeOptions | None:
+    """What the three arguments ask for; None for no speculation.
+
+    Args:
+        config: `speculative_config`.
+        model: `speculative_model`, short for {"model": ...}.
+        num_tokens: `num_speculative_tokens`, short for {"num_speculative_tokens": ...}.
+
+    Raises:
+        ValueError: an unknown entry, a method that is not built, values that contradict each other or are out of range.
+        TypeError: a value of the wrong type.
+    """
+    if config is not None and not isinstance(config, Mapping):
+        raise TypeError(f"speculative_config={config!r} must be a mapping")
+    values = dict(config or {})
+    for name, value in (("model", model), ("num_speculative_tokens", num_tokens)):
+        if value is not None and values.setdefault(name, value) != value:
+            raise ValueError(f"speculative_config has {name}={values[name]!r} and the argument is {value!r}; give one")
+    known = [item.name for item in fields(SpeculativeOptions)]
+    for name in values:
+        if name not in known:
+            raise ValueError(f"speculative_config holds {name!r}; the entries are {', '.join(known)}")
+    if not values:
+        return None
+    options = _with_method(SpeculativeOptions(**values))
+    _check_numbers(options)
+    _check_uses(options)
+    return options
+
+
+def _with_method(options: SpeculativeOptions) -> SpeculativeOptions:
+    method, model = options.method, options.model
+    if model is not None and not isinstance(model, str | Path):
+        raise TypeError(f"speculative model={model!r} must be a path, a Hub id or a built-in name")
+    if model in _NGRAM_NAMES:
+        if method not in (None, "ngram"):
+            raise ValueError(f"method={method!r} contradicts model={model!r}; give the draft's model, or leave it out")
+        method, model = "ngram", None
+    if method is None and (model is not None or options.params is not None):
+        method = "draft_model"
+    if method in _UNBUILT_METHODS:
+        raise ValueError(f"speculative method={method!r} is not built yet; use one of {', '.join(METHODS)}")
+    if method not in METHODS:
+        raise ValueError(
+            f"speculative method={method!r} must be one of {', '.join(METHODS)}"
+            + ("; a draft model is named with model (speculative_model)" if method is None else "")
+        )
+    return replace(options, method=method, model=model)
+
+
+def _check_numbers(options: SpeculativeOptions) -> None:
+    tokens = options.num_speculative_tokens
+    if isinstance(tokens, str) and tokens != "auto":
+        raise ValueError(f"num_speculative_tokens={tokens!r} must be an int of at least 1, or 'auto'")
+    if tokens != "auto":
+        require_positive("num_speculative_tokens", tokens)
+    for name in ("prompt_lookup_max", "prompt_lookup_min", "disable_by_batch_size"):
+        if getattr(options, name) is not None:
+            require_positive(name, getattr(options, name))
+    shortest, longest = options.lookup
+    if shortest > longest:
+        raise ValueError(f"prompt_lookup_min={shortest} exceeds prompt_lookup_max={longest}; lower it")
+    if options.draft_tensor_parallel_size != 1:
+        raise ValueError(
+            f"draft_tensor_parallel_size={options.draft_tensor_parallel_size!r} is not supported: the engine runs on "
+            "one device. Leave it out (or give 1)."
+        )
+
+
+def _check_uses(options: SpeculativeOptions) -> None:
+    """Entries of the other method are not passed over."""
+    others = {
+        "ngram": ("model", "quantization", "quantization_config", "revision", "params", "model_config"),
+        "draft_model": ("prompt_lookup_max", "prompt_lookup_min"),
+    }
+    assert options.method is not None
+    for name in others[options.method]:
+        if getattr(options, name) is not None:
+            raise ValueError(f"{name} is not of the speculative method {options.method!r}; leave it out")
+    if options.method == "draft_model":
+        if (options.params is None) == (options.model is None):
+            raise ValueError("the speculative method 'draft_model' needs a model, or params with model_config")
+        if (options.params is None) != (options.model_config is None):
+            raise ValueError("live params of a draft model come with model_config=ModelConfig(...), and only they do")

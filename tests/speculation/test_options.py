@@ -1,0 +1,74 @@
+"""speculative_config and its short forms: what is taken, and what is refused before anything is loaded."""
+
+from typing import Any
+
+import pytest
+
+from jaxinfer.startup.args import EngineArgs
+
+
+def options(**arguments: Any) -> Any:
+    return EngineArgs("m", **arguments).speculative_options
+
+
+def test_nothing_is_asked_for() -> None:
+    assert options() is None
+    assert options(speculative_config=None, speculative_model=None, num_speculative_tokens=None) is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}},
+        {"speculative_config": {"model": "ngram", "num_speculative_tokens": 4}},
+        {"speculative_model": "[ngram]", "num_speculative_tokens": 4},
+        {"speculative_config": {"method": "ngram"}, "num_speculative_tokens": 4},
+    ],
+)
+def test_forms_of_ngram(arguments: dict[str, Any]) -> None:
+    made = options(**arguments)
+    assert (made.method, made.model, made.max_tokens, made.lookup) == ("ngram", None, 4, (2, 5))
+
+
+def test_a_draft_model_and_the_defaults() -> None:
+    made = options(speculative_model="small")
+    assert (made.method, made.model, made.max_tokens) == ("draft_model", "small", 5)
+    assert options(speculative_model="small", num_speculative_tokens="auto").max_tokens == 7
+
+
+def test_lookup_lengths() -> None:
+    for given, expected in (({"prompt_lookup_max": 3}, (2, 3)), ({"prompt_lookup_max": 1}, (1, 1))):
+        assert options(speculative_config={"method": "ngram", **given}).lookup == expected
+    assert options(speculative_config={"method": "ngram", "prompt_lookup_min": 7}).lookup == (7, 7)
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"method": "medusa"}, "medusa.*not built"),
+        ({"method": "magic"}, "magic.*must be one of"),
+        ({"num_speculative_tokens": 3}, "must be one of.*speculative_model"),
+        ({"method": "draft_model"}, "needs a model"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens=0"),
+        ({"method": "ngram", "num_speculative_tokens": "many"}, "'many'.*'auto'"),
+        ({"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 3}, "prompt_lookup_min=4"),
+        ({"method": "ngram", "prompt_lookup_max": 0}, "prompt_lookup_max=0"),
+        ({"method": "ngram", "disable_by_batch_size": 0}, "disable_by_batch_size=0"),
+        ({"method": "ngram", "model": "small"}, "model is not of"),
+        ({"model": "small", "prompt_lookup_max": 3}, "prompt_lookup_max is not of"),
+        ({"method": "draft_model", "model": "[ngram]"}, "contradicts"),
+        ({"method": "ngram", "tokens": 3}, "'tokens'"),
+        ({"model": "small", "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size=2"),
+        ({"params": {}}, "model_config"),
+    ],
+)
+def test_refusals_name_the_entry(config: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        options(speculative_config=config)
+
+
+def test_a_contradiction_between_the_forms() -> None:
+    with pytest.raises(ValueError, match="num_speculative_tokens=3"):
+        options(speculative_config={"method": "ngram", "num_speculative_tokens": 3}, num_speculative_tokens=4)
+    with pytest.raises(TypeError, match="speculative_config"):
+        options(speculative_config="ngram")
