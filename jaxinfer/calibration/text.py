@@ -18,13 +18,15 @@ def calibration_text(source: str | Path = BUILTIN) -> str:
     Bierce's Devil's Dictionary (1911), Wells's Time Machine (1895) and Walton's Compleat Angler (1653).
 
     Raises:
-        ValueError: the file is no UTF-8, by name.
+        ValueError: the file is no UTF-8, by name, or there is none.
         OSError: it cannot be read.
     """
     if source == BUILTIN:
         return (files("jaxinfer.calibration") / "texts" / "prose.txt").read_text(encoding="utf-8")
     try:
         return Path(source).read_text(encoding="utf-8")
+    except (FileNotFoundError, IsADirectoryError):
+        raise ValueError(f"calibration={str(source)!r} is no file; give one with text in UTF-8, or 'builtin'") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"the calibration text {source} is not UTF-8 ({error.reason} at byte {error.start})") from None
 

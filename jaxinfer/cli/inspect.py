@@ -45,7 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
     checkpoint = open_checkpoint(path, needs_weights=False)
     facts = summarise(checkpoint)
     stored_quantised = checkpoint.layout is not None and checkpoint.has_weights
-    if stored_quantised or (arguments.quantization is not None and checkpoint.layout is None):
+    asked = arguments.quantization is not None or arguments.quantization_config
+    if stored_quantised or (asked and checkpoint.layout is None):
         facts["stored_as"] = _stored(checkpoint, arguments)
     if arguments.json:
         print(json.dumps(facts, ensure_ascii=False))

@@ -74,8 +74,8 @@ def named_method(value: object) -> AnyMethod | None:
             f"unquantised checkpoint and have it quantised while it is read, with one of {known}"
         )
     raise ValueError(
-        f"quantization={value!r} is not supported; use one of {known}, or for a checkpoint that is quantised already "
-        f"none, or its own: {', '.join(CHECKPOINT_METHODS)}"
+        f"quantization={value!r} is not supported; use one of {known}, or leave it out for floats and for a checkpoint "
+        f"that is quantised already, whose own may be given: {', '.join(CHECKPOINT_METHODS)}"
     )
 
 
@@ -89,7 +89,10 @@ def checked_options(method: AnyMethod | None, given: Mapping[str, Any] | None) -
     if given is None:
         return QuantOptions()
     if not isinstance(given, Mapping):
-        raise TypeError(f"quantization_config={given!r} must be a mapping")
+        raise TypeError(
+            f"quantization_config={given!r} must be a mapping, such as {{'group_size': 64}} with quantization='int4'; for "
+            "transformers' BitsAndBytesConfig give load_in_8bit or load_in_4bit and bnb_4bit_... themselves"
+        )
     if method is None and given:
         raise ValueError(
             "quantization_config without quantization: say how with quantization='int4', for example (for a "
@@ -150,7 +153,13 @@ def transformers_method(args: Mapping[str, Any]) -> AnyMethod | None:
     method: Method = "int8" if args["load_in_8bit"] else "nf4" if quant_type == "nf4" else "fp4"
     if quantization not in (None, method):
         name = "load_in_8bit" if args["load_in_8bit"] else "load_in_4bit"
-        raise ValueError(f"{name}=True is quantization={method!r}, which contradicts quantization={quantization!r}")
+        own = (
+            f"bnb_4bit_quant_type={quantization!r}" if name == "load_in_4bit" and quantization in ("nf4", "fp4") else ""
+        )
+        raise ValueError(
+            f"{name}=True is quantization={method!r}, which contradicts quantization={quantization!r}; give only one of "
+            f"them{own and ', or ' + own + ' as well'}"
+        )
     return method
 
 
@@ -182,7 +191,7 @@ def quant_plan(
         raise ValueError(
             f"quantization={method!r}, but {source} not quantised in that way (no quantization_config says so). Make "
             "such a checkpoint with `jaxinfer quantize`, or have this one quantised while it is read: "
-            "quantization='int4', for example"
+            f"quantization={'nf4' if method == 'bitsandbytes' else 'int4'!r}, for example"
         )
     if method is None:
         return None

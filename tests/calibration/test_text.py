@@ -54,3 +54,9 @@ def test_what_cannot_be_cut_is_refused(samples: int, seq_len: int, message: str)
     tokenizer: Any = Letters(begins=False)
     with pytest.raises(ValueError, match=message):
         calibration_samples(tokenizer, "abcd", samples, seq_len)
+
+
+def test_a_text_that_is_not_there_is_named_with_what_else_to_give(tmp_path: Path) -> None:
+    for missing in (tmp_path / "none.txt", tmp_path):
+        with pytest.raises(ValueError, match=f"calibration='{missing}' is no file; .* or 'builtin'"):
+            calibration_text(missing)

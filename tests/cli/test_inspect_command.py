@@ -219,5 +219,7 @@ def test_how_an_engine_would_store_the_weights(capsys):
     options = ["--quantization-config", '{"fast_form": false, "group_size": 32}']
     assert main(["inspect", str(DATA / "tiny_llama"), "--quantization", "nf4", *options]) == 0
     assert "nf4 in groups of 32 (" in capsys.readouterr().out
+    assert main(["inspect", str(DATA / "tiny_llama"), *options]) == 2
+    assert "quantization_config without quantization" in capsys.readouterr().err
     assert main(["inspect", str(DATA / "tiny_llama"), "--quantization", "awq"]) == 2
     assert "quantization='awq', but" in capsys.readouterr().err

@@ -39,7 +39,18 @@ def test_json_is_the_recommendation(jaxinfer: Any) -> None:
 
 
 def test_given_choices(jaxinfer: Any) -> None:
-    words = ["plan", DATA / "tiny_llama", "--gpu", "2x l4", "--tp", "2", "--quant", "int8", "--kv-cache-dtype", "int4"]
+    words = [
+        "plan",
+        DATA / "tiny_llama",
+        "--gpu",
+        "2x l4",
+        "--tp",
+        "2",
+        "--quantization",
+        "int8",
+        "--kv-cache-dtype",
+        "int4",
+    ]
     words += ["--context", "128", "--mean-context", "64", "--max-num-batched-tokens", "64", "--block-size", "8"]
     assert jaxinfer(*words, "--gpu-memory-utilization", "0.5", "--json") == 0
     (facts,) = jaxinfer.json_lines()

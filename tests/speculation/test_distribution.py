@@ -116,14 +116,16 @@ def p_value(counts: np.ndarray, expected: np.ndarray) -> float:
 SETTINGS = {"plain": {"temperature": 1.0}, "filtered": {"temperature": 0.7, "top_k": 3, "top_p": 0.8}}
 
 
-def triples(bench: Bench, proposer: Any, params: SamplingParams) -> tuple[np.ndarray, float]:
+def triples(bench: Bench, proposer: Any, params: SamplingParams, requests: int) -> tuple[np.ndarray, float]:
     """int64[512], how often each came, and the acceptance length."""
     engine = bench.engine(proposer, 3, blocks=400)
-    engine.add_request("a", PROMPT, params)
+    for index in range(requests):
+        engine.add_request(str(index), PROMPT, params)
     outputs: list[RequestOutput] = []
     while engine.has_unfinished_requests():
         outputs += engine.step()
-    drawn = np.array([sample.token_ids[1:4] for sample in outputs[-1].outputs])
+    drawn = np.array([sample.token_ids[1:4] for output in outputs for sample in output.outputs])
+    assert len(drawn) == requests * params.n
     stats = engine.stats().speculation
     assert stats is not None
     return np.bincount(drawn @ [64, 8, 1], minlength=512), stats.acceptance_length
@@ -131,27 +133,28 @@ def triples(bench: Bench, proposer: Any, params: SamplingParams) -> tuple[np.nda
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("method", ["draft model", "ngram"])
-@pytest.mark.parametrize("draws", [1_500, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("requests", "n"), [(1, 1_500), pytest.param(2, 10_000, marks=pytest.mark.slow)])
 def test_triples(
     bench_of_64: Bench,
     eight_tokens: ModelConfig,
     random_params: Callable[..., Any],
     method: str,
     setting: str,
-    draws: int,
+    requests: int,
+    n: int,
 ) -> None:
     proposer: Any = NgramProposer(1, 3)
     if method == "draft model":
         proposer = bench_of_64.drafter(random_params(eight_tokens, seed=12, scale=0.15))
     params = SamplingParams(
-        n=draws, max_tokens=5, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY, **SETTINGS[setting]
+        n=n, max_tokens=5, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY, **SETTINGS[setting]
     )
-    counts, acceptance = triples(bench_of_64, proposer, params)
+    counts, acceptance = triples(bench_of_64, proposer, params, requests)
     probability = exact(eight_tokens, bench_of_64.params, params)
     assert probability.sum() == pytest.approx(1.0)
     assert 1.05 < acceptance < 3.0  # some guesses are right and some are wrong
     assert counts[probability == 0.0].sum() == 0
-    assert p_value(counts, probability * draws) > 0.001
+    assert p_value(counts, probability * requests * n) > 0.001
 
 
 def test_the_test_can_fail(eight_tokens: ModelConfig, bench_of_64: Bench) -> None:

@@ -100,8 +100,10 @@ def test_transformers_four_bits(dtype: Any) -> None:
         ({"quantization": "gptq", "quantization_config": {"group_size": 64}}, "group_size=64 is the checkpoint's own"),
         ({"quantization": "awq_marlin", "quantization_config": {"symmetric": False}}, "symmetric=False is of"),
         ({"quantization": "int3"}, "quantization='int3' is not supported; use one of int8"),
+        ({"quantization": "none"}, "quantization='none' is not supported; .* or leave it out for floats"),
         ({"load_in_8bit": True, "load_in_4bit": True}, "load_in_8bit=True contradicts load_in_4bit"),
         ({"load_in_8bit": True, "quantization": "nf4"}, "contradicts quantization='nf4'"),
+        ({"load_in_4bit": True, "quantization": "nf4"}, "give only one of them, or bnb_4bit_quant_type='nf4' as well"),
         ({"bnb_4bit_quant_type": "nf4"}, "needs load_in_4bit=True"),
         ({"load_in_4bit": True, "bnb_4bit_quant_type": "int4"}, "must be 'nf4' or 'fp4'"),
         (
@@ -120,6 +122,11 @@ def test_transformers_four_bits(dtype: Any) -> None:
 def test_quantisation_that_makes_no_sense_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EngineArgs("m", **arguments)
+
+
+def test_transformers_config_object_is_told_what_to_give() -> None:
+    with pytest.raises(TypeError, match="must be a mapping, .* BitsAndBytesConfig give load_in_8bit or load_in_4bit"):
+        EngineArgs("m", quantization_config=object())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", sorted(UNBUILT))
