@@ -23,7 +23,7 @@ from jaxinfer.tokenizers.load import load_tokenizer
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 
 LAYERS = 3
-"""The first ones are quantised; all of them take minutes (scripts/results/2026-11-30_weight_quantisation.md)."""
+"""The first ones are quantised; all of them take minutes (scripts/results/2026-11-30_calibration.md)."""
 
 
 @pytest.mark.parametrize("method", [CalibratedMethod("awq", group=64), CalibratedMethod("gptq", group=64)])
