@@ -23,7 +23,7 @@ def test_commands_parse() -> None:
 
 
 def test_files_are_there() -> None:
-    paths = re.findall(r"`?((?:jaxinfer|pallas_kernels|scripts|tests)/[\w/.]*\w)", README)
+    paths = re.findall(r"`?((?:jaxinfer|pallas_kernels|scripts|tests)/[\w/.-]*\w)", README)
     assert len(paths) > 10
     assert not [path for path in paths if not (ROOT / path).exists()]
 
