@@ -90,8 +90,8 @@ def checked_options(method: AnyMethod | None, given: Mapping[str, Any] | None) -
         return QuantOptions()
     if not isinstance(given, Mapping):
         raise TypeError(
-            f"quantization_config={given!r} must be a mapping, such as {{'group_size': 64}} with quantization='int4'; for "
-            "transformers' BitsAndBytesConfig give load_in_8bit or load_in_4bit and bnb_4bit_... themselves"
+            f"quantization_config={given!r} must be a mapping, such as {{'group_size': 64}} with quantization='int4'; "
+            "for transformers' BitsAndBytesConfig give load_in_8bit or load_in_4bit and bnb_4bit_... themselves"
         )
     if method is None and given:
         raise ValueError(
@@ -157,8 +157,8 @@ def transformers_method(args: Mapping[str, Any]) -> AnyMethod | None:
             f"bnb_4bit_quant_type={quantization!r}" if name == "load_in_4bit" and quantization in ("nf4", "fp4") else ""
         )
         raise ValueError(
-            f"{name}=True is quantization={method!r}, which contradicts quantization={quantization!r}; give only one of "
-            f"them{own and ', or ' + own + ' as well'}"
+            f"{name}=True is quantization={method!r}, which contradicts quantization={quantization!r}; give only one "
+            f"of them{own and ', or ' + own + ' as well'}"
         )
     return method
 
