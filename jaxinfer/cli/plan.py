@@ -49,7 +49,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--context", help="tokens of the longest request, such as 32k (4096)", **size)
     parser.add_argument("--mean-context", help="tokens of a running request on average (a third)", **size)
     parser.add_argument("--concurrency", default=64, help="requests at the same time (64)", **size)
-    quant = "fp16, fp8, int8, awq, gptq, int4 or nf4; by default chosen"
+    quant = "fp16, fp8, int8, awq, gptq, int4, nf4 or fp4; by default the checkpoint's own, or chosen"
     parser.add_argument("--quant", "--quantization", metavar="QUANT", help=quant)
     parser.add_argument("--kv-cache-dtype", metavar="DTYPE", help="auto, int8, fp8 or int4; by default chosen")
     parser.add_argument("--max-num-batched-tokens", default=2048, help="tokens of a step (2048)", **size)

@@ -27,7 +27,7 @@ class Question:
         setting: of one GPU in 16 bits, with all the requests that are to run at a time.
         num_gpus: how many there are; None for as many as it takes.
         tp: GPUs to use, exactly; None for a choice.
-        quant: format of the weights; None for a choice.
+        quant: format of the weights that was asked for; None for the checkpoint's own or a choice.
         kv_dtype: of the cache; None for a choice.
     """
 
@@ -38,6 +38,11 @@ class Question:
     tp: int | None = None
     quant: str | None = None
     kv_dtype: str | None = None
+
+    @property
+    def fixed_quant(self) -> str | None:
+        """The format that the weights have whatever is chosen: asked for, or the checkpoint's; None for a choice."""
+        return self.quant or self.model.quant
 
     @property
     def device_counts(self) -> tuple[int, ...]:
@@ -70,7 +75,8 @@ def candidates(question: Question, tp: int) -> tuple[Setting, ...]:
     ways = [("fp16", "auto"), *first, (eight, "int8"), ("awq", "auto"), ("awq", "int8"), ("awq", FOUR_BIT_CACHE)]
     if plain.weights <= SMALL_SHARE * plain.budget:
         ways = [("fp16", "auto"), ("fp16", "int8"), ("fp16", FOUR_BIT_CACHE)]
-    ways = [(question.quant or quant, question.kv_dtype or kv) for quant, kv in ways]
+    ways = [(question.fixed_quant or quant, question.kv_dtype or kv) for quant, kv in ways]
+    setting = replace(setting, stored=None if question.quant else question.model.stored)
     return tuple(replace(setting, quant=quant, kv_dtype=kv) for quant, kv in dict.fromkeys(ways))
 
 

@@ -44,6 +44,7 @@ WEIGHT_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
         "int4": WeightFormat(4 + (16 + 16) / 128),
         # Blocks of 64 with a float32 scale (arXiv:2305.14314, without quantised scales).
         "nf4": WeightFormat(4 + 32 / 64),
+        "fp4": WeightFormat(4 + 32 / 64),
     }
 )
 """By the names that people give as `quantization`."""
@@ -201,12 +202,12 @@ def weight_size(num_params: float, quant: str | None = None) -> int:
     return math.ceil(num_params * weight_format(quant)[1].bits / 8)
 
 
-def model_weight_size(model: ModelConfig, quant: str | None = None, tp: int = 1) -> int:
+def model_weight_size(model: ModelConfig, quant: str | WeightFormat | None = None, tp: int = 1) -> int:
     """Bytes of a model's parameters on one of `tp` devices.
 
     The layers' matrices are in the format; embedding, head, norms, biases and routers stay in 16 bits.
     """
-    name, kind = weight_format(quant)
+    name, kind = ("", quant) if isinstance(quant, WeightFormat) else weight_format(quant)
     count = count_parameters(model)
     plain = 4 if name == "fp32" else 2
     matrices = -(-count.linear // tp) * kind.bits / 8 + -(-count.channels // tp) * kind.channel_bits / 8

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.planning.formulas import kv_token_size, model_weight_size
+from jaxinfer.planning.formulas import WeightFormat, kv_token_size, model_weight_size
 from jaxinfer.planning.gpu_specs import FP8_CAPABILITY, GPUSpec
 from jaxinfer.planning.memory import DeviceBudget, blocks_for, held_tokens
 from jaxinfer.planning.step_memory import StepMemory, step_memory
@@ -30,6 +30,7 @@ class Setting:
         max_num_batched_tokens: tokens of a step.
         block_size: tokens of a block.
         utilization: share of the card's memory that may be used.
+        stored: what the layers' matrices take where that is not just `quant`: those of a quantised checkpoint.
     """
 
     model: ModelConfig
@@ -43,6 +44,12 @@ class Setting:
     max_num_batched_tokens: int = 2048
     block_size: int = 16
     utilization: float = 0.92
+    stored: WeightFormat | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the parameters on each GPU."""
+        return model_weight_size(self.model, self.stored or self.quant, self.tp)
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ class MemoryPlan:
 
 def memory_plan(setting: Setting) -> MemoryPlan:
     """The plan of a setting, by the formulas."""
-    return MemoryPlan(setting, model_weight_size(setting.model, setting.quant, setting.tp), _step(setting))
+    return MemoryPlan(setting, setting.weight_bytes, _step(setting))
 
 
 def _step(setting: Setting) -> StepMemory:

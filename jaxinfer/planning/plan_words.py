@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from jaxinfer.planning.candidates import MAX_GPUS, Question, best_plan, candidates, splits
-from jaxinfer.planning.formulas import model_weight_size
 from jaxinfer.planning.gpu_names import NamedGPU
 from jaxinfer.planning.gpu_specs import GPU_SPECS
 from jaxinfer.planning.memory_plan import MemoryPlan, mean_tokens, memory_plan, most_seqs, needed_blocks
@@ -56,7 +55,7 @@ def refusal(question: Question) -> str:
 def _of_devices(question: Question, plan: MemoryPlan) -> Iterator[str]:
     setting = plan.setting
     if setting.tp > 1 and question.tp is None:
-        least = min(model_weight_size(setting.model, way.quant) for way in candidates(question, 1))
+        least = min(way.weight_bytes for way in candidates(question, 1))
         why = f"on one the smallest weights would take {gigabytes(least)}"
         if least < plan.budget:
             why = "fewer would have no room for what was asked"
@@ -69,13 +68,13 @@ def _of_devices(question: Question, plan: MemoryPlan) -> Iterator[str]:
 def _of_precision(question: Question, plan: MemoryPlan) -> Iterator[str]:
     setting = plan.setting
     names = []
-    if setting.quant not in _PLAIN and question.quant is None:
+    if setting.quant not in _PLAIN and question.fixed_quant is None:
         names.append(f"weights in {setting.quant}")
     if setting.kv_dtype != "auto" and question.kv_dtype is None:
         names.append(f"a cache in {setting.kv_dtype}")
     if not names:
         return
-    plain = replace(setting, quant=question.quant or "fp16", kv_dtype=question.kv_dtype or "auto")
+    plain = replace(setting, quant=question.fixed_quant or "fp16", kv_dtype=question.kv_dtype or "auto")
     held = most_seqs(replace(plain, max_seqs=question.setting.max_seqs))
     weights = f"weights of {gigabytes(memory_plan(plain).weights)}"
     if held is None:

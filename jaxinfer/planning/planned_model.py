@@ -1,13 +1,14 @@
 """What a planner can be asked about: a size in billions, a model's name, or a model. Loads no weights."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.planning.formulas import WEIGHT_FORMATS
+from jaxinfer.planning.formulas import WeightFormat
 from jaxinfer.planning.presets import PRESETS, billions, generic_model, preset_named
 
 
@@ -18,12 +19,16 @@ class PlannedModel:
     Attributes:
         name: what it is called.
         config: its architecture.
-        quant: format of the weights, where they are quantised already.
+        quant: format of the weights, where they are quantised already: that of `WEIGHT_FORMATS` which most have.
+        stored: what they really take, all of the layers' matrices on average; None where nothing is quantised.
+        method: the checkpoint's, `quantization` of the engine; None where nothing is quantised.
     """
 
     name: str
     config: ModelConfig
     quant: str | None = None
+    stored: WeightFormat | None = None
+    method: str | None = None
 
 
 def planned_model(model: float | str | Path | ModelConfig) -> PlannedModel:
@@ -34,7 +39,7 @@ def planned_model(model: float | str | Path | ModelConfig) -> PlannedModel:
             config.json or the folder of one, a GGUF file, another Hub id (its config is fetched), or the architecture.
 
     Raises:
-        ValueError: there is no such model, or its architecture is not supported.
+        ValueError: there is no such model, or its architecture, or the way it is quantised, is not supported.
         TypeError: none of these.
         ConnectionError: a Hub id whose config is not here, and the network does not answer.
     """
@@ -63,7 +68,7 @@ def _of_path(path: Path) -> PlannedModel:
         from jaxinfer.models.families.hf_config import reading
 
         with reading(file):
-            return _of_hf_config(file.parent.name, json.loads(file.read_text(encoding="utf-8")))
+            return _of_hf_config(file.parent, json.loads(file.read_text(encoding="utf-8")))
     from jaxinfer.checkpoint.checkpoint import open_checkpoint
 
     return PlannedModel(path.name, open_checkpoint(path).model_config)
@@ -80,11 +85,21 @@ def _of_hub(name: str) -> PlannedModel:
     return replace(_of_path(path), name=name)
 
 
-def _of_hf_config(name: str, config: Mapping[str, Any]) -> PlannedModel:
+def _of_hf_config(folder: Path, config: Mapping[str, Any]) -> PlannedModel:
+    from jaxinfer.checkpoint.quantization_config import QUANTIZATION_KEYS, stored_layout
     from jaxinfer.models.families.wrapper import text_config
     from jaxinfer.models.registry import family_of_hf_config
 
-    text = text_config(config)
-    method = str((text.pop("quantization_config", None) or {}).get("quant_method", "")).lower()
-    quant = method if method in WEIGHT_FORMATS else None
-    return PlannedModel(name, family_of_hf_config(text).model_config(text), quant)
+    text = {key: value for key, value in text_config(config).items() if key not in QUANTIZATION_KEYS}
+    family = family_of_hf_config(text)
+    model, layout = family.model_config(text), stored_layout(folder, config)
+    if layout is None:
+        return PlannedModel(folder.name, model)
+    from jaxinfer.checkpoint.stored_formats import stored_matrices
+
+    matrices = stored_matrices(layout, family, model)
+    values: Counter[str] = Counter()
+    for matrix in matrices:
+        values[matrix.method or "fp16"] += matrix.values
+    stored = WeightFormat(8 * sum(matrix.nbytes for matrix in matrices) / values.total())
+    return PlannedModel(folder.name, model, values.most_common(1)[0][0], stored, layout.method)

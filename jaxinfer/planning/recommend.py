@@ -50,7 +50,8 @@ def recommend_config(
         context: tokens of the longest request, prompt and output; None is 4096, or less where the model sees less.
         num_gpus: GPUs there are; also in the name ("4x 4090"). None takes up to eight, as few as will do.
         tp: GPUs to split the layers over, exactly.
-        quant: format of the weights ("fp16", "fp8", "int8", "awq", "gptq", "int4", "nf4"), None for a choice.
+        quant: format of the weights ("fp16", "fp8", "int8", "awq", "gptq", "int4", "nf4", "fp4"), None for a choice, or
+            for a quantised checkpoint's own.
         kv_cache_dtype: "auto" (16 bits), "int8", "fp8", "fp8_e5m2", "int4"; None for a choice.
         mean_context: tokens that a running request holds on average; None is a third of `context`.
         max_num_batched_tokens: tokens of a step. From a few hundred on products are bound by arithmetic; more than that
@@ -86,7 +87,7 @@ def recommend_config(
         setting=setting,
         num_gpus=_num_gpus(num_gpus, found, tp),
         tp=_tp(tp, model),
-        quant=weight_format(quant)[0] if quant else model.quant,
+        quant=None if quant in (None, model.method) else weight_format(quant)[0],
         kv_dtype=_kv_dtype(kv_cache_dtype, found.spec),
     )
     plan = best_plan(question)
@@ -101,7 +102,7 @@ def _answer(question: Question, plan: MemoryPlan) -> Recommendation:
     )
     arguments = {
         "tensor_parallel_size": setting.tp,
-        "quantization": None if setting.quant in ("fp16", "bf16", "fp32") else setting.quant,
+        "quantization": _method(question, setting.quant),
         "kv_cache_dtype": setting.kv_dtype,
         "max_model_len": setting.context,
         "max_num_seqs": seqs,
@@ -137,6 +138,13 @@ def _answer(question: Question, plan: MemoryPlan) -> Recommendation:
         reasons=(*reasons(question, plan, roofline), *refused),
         plan=plan,
     )
+
+
+def _method(question: Question, quant: str) -> str | None:
+    """The engine's `quantization`."""
+    if question.quant is None and question.model.method is not None:
+        return question.model.method
+    return None if quant in ("fp16", "bf16", "fp32") else quant
 
 
 def _refused(question: Question) -> Recommendation:

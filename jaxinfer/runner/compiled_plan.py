@@ -18,7 +18,7 @@ from jaxinfer.runner.inputs import StepSpec, packed_size
 from jaxinfer.sampling.state import state_bytes
 
 _UNQUANTISED = ("fp16", "bf16")
-_METHODS: Mapping[str, Method] = {name: name for name in ("int8", "int8_w8a8", "fp8", "int4", "nf4")}
+_METHODS: Mapping[str, Method] = {name: name for name in ("int8", "int8_w8a8", "fp8", "int4", "nf4", "fp4")}
 _OF_CHECKPOINTS: Mapping[CheckpointMethod, Storage] = {
     "awq": Storage("int4", 128, symmetric=False, scales="float16", offsets="float32"),
     "gptq": Storage("int4", 128, scales="float16", offsets="float16"),

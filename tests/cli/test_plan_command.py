@@ -58,6 +58,12 @@ def test_given_choices(jaxinfer: Any) -> None:
     assert facts["memory"]["budget"] == facts["memory"]["device"] // 2
 
 
+def test_a_quantised_checkpoint(jaxinfer: Any) -> None:
+    assert jaxinfer("plan", DATA / "quantised/bnb_int8", "--gpu", "l4") == 0
+    assert "in int8\n" in jaxinfer.stdout
+    assert "--quantization bitsandbytes" in jaxinfer.stdout.rstrip().splitlines()[-1]
+
+
 def test_what_does_not_fit(jaxinfer: Any) -> None:
     assert jaxinfer("plan", "72B", "--gpu", "4090", "--num-gpus", "1", "--json") == 2
     (facts,) = jaxinfer.json_lines()

@@ -113,6 +113,33 @@ def test_models_of_other_kinds(tmp_path: Path) -> None:
     quantised["quantization_config"] = {"quant_method": "awq", "bits": 4}
     (tmp_path / "config.json").write_text(json.dumps(quantised))
     assert planned_model(tmp_path).quant == "awq" and planned_model(tmp_path).config == tiny.config
+    quantised["quantization_config"]["version"] = "marlin"
+    (tmp_path / "config.json").write_text(json.dumps(quantised))
+    with pytest.raises(ValueError, match="config.json: .*version='marlin'"):
+        planned_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("folder", "method", "quant", "bits"),
+    [
+        ("awq_row", "awq", "awq", 4 + 48 / 64),  # a 16-bit scale and a 32-bit offset for all 64 (96 of down) inputs
+        ("gptq_v1", "gptq", "gptq", 4 + 32 / 32),  # of 16 bits both, in groups of 32
+        ("gptq_v2_8bit", "gptq", "int8", 8 + 48 / 32 + 32 / 64),  # and the inputs' order, 64 outputs on average
+        ("ct_w4a16", "compressed-tensors", "int4", 4 + 32 / 32),
+        ("ct_w8a8", "compressed-tensors", "int8_w8a8", 8 + 32 / 64),
+        ("ct_fp8", "compressed-tensors", "fp8", 8 + 32 / 64),
+        ("bnb_int8", "bitsandbytes", "int8", 8 + 32 / 64),
+        ("bnb_nf4", "bitsandbytes", "nf4", 4 + 32 / 64 + 0.1),  # a table of 64 bytes each
+        ("bnb_fp4", "bitsandbytes", "fp4", 4 + 32 / 64 + 0.1),
+        ("fp8_block", "fp8", "fp8", 8 + 32 / 128),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:the checkpoint's")
+def test_quantised_checkpoints(folder: str, method: str, quant: str, bits: float) -> None:
+    found = planned_model(DATA / "quantised" / folder)
+    assert (found.method, found.quant) == (method, quant)
+    assert found.stored is not None
+    assert found.stored.bits == pytest.approx(bits, rel=0.02)
 
 
 def test_no_such_model() -> None:

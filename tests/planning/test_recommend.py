@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jaxinfer.planning import PRESETS, kv_token_size, model_weight_size, recommend_config
 from jaxinfer.planning.candidates import Question, best_plan, candidates, splits
 from jaxinfer.planning.engine_support import engine_refusals
+from jaxinfer.planning.formulas import count_parameters
 from jaxinfer.planning.gpu_names import NamedGPU
 from jaxinfer.planning.gpu_specs import GPU_SPECS
 from jaxinfer.planning.memory_plan import Setting, memory_plan, most_seqs, needed_blocks
@@ -22,6 +23,7 @@ from jaxinfer.startup.args import EngineArgs
 
 SIXTEEN_BITS, EIGHT_BITS, FOUR_BITS = {"fp16", "bf16"}, {"int8", "fp8"}, {"awq", "gptq", "int4", "nf4"}
 MODELS = ("qwen2.5-0.5b", "llama-2-7b", "qwen2.5-7b", "mixtral-8x7b", "llama-3.1-70b", "qwen2.5-72b", "gemma-2b")
+DATA = Path(__file__).parents[1] / "data"
 BY_MEMORY = sorted(GPU_SPECS, key=lambda name: GPU_SPECS[name].memory_bytes)
 
 models = st.sampled_from([*MODELS, 3, 7, "13B", 72])
@@ -115,6 +117,23 @@ def test_given_choices_stay() -> None:
     assert recommend_config("h200", 7, 8, kv_cache_dtype="bf16").kv_cache_dtype == "auto"
     full = recommend_config("A100 80G", 7, 256, mean_context=4096, kv_cache_dtype="auto")
     assert full["kv_tokens"] >= full["max_seqs"] * 4096 and full["max_seqs"] < 256
+
+
+@pytest.mark.filterwarnings("ignore:the checkpoint's")
+def test_a_quantised_checkpoint_stays_as_it_is() -> None:
+    """Its own method goes to the engine and its own bits are counted; what does not fit is not remedied by others."""
+    folder = DATA / "quantised/ct_w4a16"
+    plan = recommend_config("l4", folder, 8)
+    arguments = plan["engine_arguments"]
+    assert (plan.quant, arguments["quantization"]) == ("int4", "compressed-tensors")
+    assert EngineArgs("model", **arguments).quantization == "compressed-tensors"
+    count = count_parameters(planned_model(folder).config)
+    assert plan["memory"]["weights"] == 5 * count.linear / 8 + 2 * (count.total - count.linear)  # groups of 32
+    assert recommend_config("l4", folder, 8, quant="compressed-tensors")["memory"] == plan["memory"]
+    assert recommend_config("l4", folder, 8, quant="int8")["engine_arguments"]["quantization"] == "int8"
+    assert recommend_config("l4", DATA / "quantised/fp8_block", 8)["engine_arguments"]["quantization"] == "fp8"
+    refused = recommend_config("l4", folder, 8, gpu_memory_utilization=1e-4, kv_cache_dtype="auto")["error"]
+    assert "in int4 the weights" in refused and "weights in fp16" not in refused
 
 
 def test_gpus_to_spare_are_mentioned() -> None:
