@@ -74,10 +74,15 @@ def test_a_table_of_methods(jaxinfer: Any, words: list[str]) -> None:
         (["--text", "/nowhere"], "/nowhere"),
         (["--skip-tokenizer-init"], "skip_tokenizer_init=True"),
         (["--quantization", "int8,int3"], "quantization='int3' is not supported"),
-        (["--quantization", "int8,fp8", "--quantization-config", '{"group_size": 32}'], "group_size=32 is of 4-bit"),
+        (["--quantization", "int8_w8a8,fp8", "--quantization-config", '{"group_size": 32}'], "=32 is of 'int8' and 4"),
         (["--quantization", "int8,fp8", "--kv-cache-dtype", "int8", "fp8"], "--kv-cache-dtype: several weights"),
     ],
 )
 def test_what_is_refused(jaxinfer: Any, words: list[str], options: list[str], message: str) -> None:
     assert jaxinfer(*words, *options) == 2
     assert message in jaxinfer.stderr
+
+
+def test_options_that_nothing_takes_are_refused(jaxinfer: Any, words: list[str]) -> None:
+    assert jaxinfer(*words, "--also", words[2], "--quantization-config", '{"fast_form": false}') == 2
+    assert "quantization_config without quantization: {'fast_form': False} needs" in jaxinfer.stderr
