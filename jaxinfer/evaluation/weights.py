@@ -12,7 +12,7 @@ from jaxinfer.engine.outputs import RequestOutput
 from jaxinfer.evaluation.report import table
 from jaxinfer.evaluation.scoring import Scorer, Scores
 from jaxinfer.evaluation.subject import Subject
-from jaxinfer.startup.quantization import checked_options, named_method
+from jaxinfer.startup.quantization import checked_options, named_method, refuse_without_method
 
 OnWindow = Callable[[str, RequestOutput], None]
 
@@ -178,7 +178,7 @@ def compared_subjects(
             raise ValueError(f"{other} has {sizes[0]} tokens, not the {sizes[1]} of {subject.args.model}")
         found[other] = one if one.checkpoint.layout is None else asked(one, one.checkpoint.layout.method)
     if unused:
-        checked_options(named_method(methods[0]) if methods else None, unused)
+        refuse_without_method(checked_options(named_method(methods[0]) if methods else None, unused))
     return found
 
 

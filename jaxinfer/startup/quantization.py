@@ -82,6 +82,10 @@ def named_method(value: object) -> AnyMethod | None:
 def checked_options(method: AnyMethod | None, given: Mapping[str, Any] | None) -> QuantOptions:
     """`quantization_config` as options.
 
+    Args:
+        method: that was asked for; None for that of the checkpoint, if it has one, which `quant_plan` finds out.
+        given: the mapping; None for no options.
+
     Raises:
         ValueError: an entry is unknown, out of range, or of no use with the method.
         TypeError: not a mapping, or a value of the wrong type.
@@ -92,11 +96,6 @@ def checked_options(method: AnyMethod | None, given: Mapping[str, Any] | None) -
         raise TypeError(
             f"quantization_config={given!r} must be a mapping, such as {{'group_size': 64}} with quantization='int4'; "
             "for transformers' BitsAndBytesConfig give load_in_8bit or load_in_4bit and bnb_4bit_... themselves"
-        )
-    if method is None and given:
-        raise ValueError(
-            "quantization_config without quantization: say how with quantization='int4', for example (for a "
-            "checkpoint that is quantised already, its own method)"
         )
     values = {_ALIASES.get(name, name): value for name, value in given.items()}
     kinds = {item.name: item for item in fields(QuantOptions)}
@@ -110,14 +109,24 @@ def checked_options(method: AnyMethod | None, given: Mapping[str, Any] | None) -
         elif not isinstance(value, bool) and not (value is None and kinds[name].default is None):
             raise TypeError(f"quantization_config's {name}={value!r} must be True or False")
     options = QuantOptions(**values)
-    _check_uses(method, options)
+    if method is not None:
+        _check_uses(method, options)
+    elif options.group_size is not None or not options.symmetric or options.double_quant:
+        refuse_without_method(options)  # these are no quantised checkpoint's either
     return options
 
 
-def _check_uses(method: AnyMethod | None, options: QuantOptions) -> None:
-    assert method is not None or options == QuantOptions()
-    if method is None:
-        return
+def refuse_without_method(options: QuantOptions) -> None:
+    """Raises ValueError where options are given and nothing is quantised."""
+    given = {item.name: value for item in fields(options) if (value := getattr(options, item.name)) != item.default}
+    if given:
+        raise ValueError(
+            f"quantization_config without quantization: {given} needs a method, such as quantization='int4', or a "
+            "checkpoint that is quantised already, which takes fast_form, quantize_head and quantize_embedding"
+        )
+
+
+def _check_uses(method: AnyMethod, options: QuantOptions) -> None:
     if method in CHECKPOINT_METHODS:
         for name, given in (("group_size", options.group_size), ("double_quant", options.double_quant or None)):
             if given is not None:
@@ -153,12 +162,11 @@ def transformers_method(args: Mapping[str, Any]) -> AnyMethod | None:
     method: Method = "int8" if args["load_in_8bit"] else "nf4" if quant_type == "nf4" else "fp4"
     if quantization not in (None, method):
         name = "load_in_8bit" if args["load_in_8bit"] else "load_in_4bit"
-        own = (
-            f"bnb_4bit_quant_type={quantization!r}" if name == "load_in_4bit" and quantization in ("nf4", "fp4") else ""
-        )
+        remedy = "give only one of them"
+        if args["load_in_4bit"] and quantization in ("nf4", "fp4"):
+            remedy += f", or bnb_4bit_quant_type={quantization!r} as well"
         raise ValueError(
-            f"{name}=True is quantization={method!r}, which contradicts quantization={quantization!r}; give only one "
-            f"of them{own and ', or ' + own + ' as well'}"
+            f"{name}=True is quantization={method!r}, which contradicts quantization={quantization!r}; {remedy}"
         )
     return method
 
@@ -181,7 +189,7 @@ def quant_plan(
 
     Raises:
         ValueError: "gguf" for what is no GGUF file; or the checkpoint is quantised in another way than asked for, or
-            not at all.
+            not at all; or there are options and no method.
     """
     layout = None if checkpoint is None else checkpoint.layout
     if checkpoint is not None and layout is not None:
@@ -194,6 +202,7 @@ def quant_plan(
             f"quantization={'nf4' if method == 'bitsandbytes' else 'int4'!r}, for example"
         )
     if method is None:
+        refuse_without_method(options)
         return None
     from jaxinfer.quant.plan import QuantPlan
 
@@ -234,7 +243,10 @@ def _agreed(method: AnyMethod | None, layout: "Layout", source: "Path") -> AnyMe
     """
     if method is None or method in layout.names:
         return layout.method  # type: ignore[return-value]
+    asked = f"quantization={method!r}"
+    if method in ("int8", "nf4", "fp4"):
+        asked += f" (or transformers' load_in_{FORMATS[method].bits}bit=True)"
     raise ValueError(
-        f"quantization={method!r}, but {source} is quantised as {layout}; leave quantization out, or load the "
-        "unquantised checkpoint"
+        f"{asked} was asked for, but {source} is quantised as {layout}; leave that out, or load the unquantised "
+        "checkpoint"
     )

@@ -21,6 +21,7 @@ from jaxinfer.quant.layouts.layout import Layout
 from jaxinfer.quant.plan import QuantPlan
 from jaxinfer.quant.quantize import dequantized, quantize
 from jaxinfer.quant.storage import Storage
+from jaxinfer.startup.args import EngineArgs
 from jaxinfer.startup.quantization import QuantOptions, named_method, quant_plan
 
 DATA = Path(__file__).parents[1] / "data/quantised"
@@ -352,10 +353,29 @@ def test_gptq_is_never_read_as_awq(copy: Callable[..., Path]) -> None:
     assert plan_of(checkpoint, "gptq").method == plan_of(checkpoint, "gptq_marlin").method == "gptq"
     for other in ("awq", "awq_marlin", "int8", "fp8"):
         name = named_method(other)
-        with pytest.raises(ValueError, match=rf"quantization='{name}', but .* is quantised as gptq, 8 bits"):
+        with pytest.raises(ValueError, match=rf"quantization='{name}' .*but .* is quantised as gptq, 8 bits"):
             plan_of(checkpoint, other)
     with pytest.raises(ValueError, match=r"down_proj\.qweight is int32\[12, 64\] but awq"):
         open_checkpoint(copy("gptq_v1", quant_method="awq", version="gemm"))
+
+
+def test_options_alone_are_those_of_the_checkpoints_method(data_dir: Path) -> None:
+    args = EngineArgs("m", quantization_config={"fast_form": False})
+    assert args.quantization is None
+    for name, method in (("awq_gemm", "awq"), ("fp8_block", "fp8"), ("bnb_nf4", "bitsandbytes")):
+        checkpoint = open_checkpoint(DATA / name)
+        plan = quant_plan(None, args.quant_options, checkpoint.model_config, checkpoint, "cpu")
+        assert plan is not None and plan.method == method and not plan.fast_form
+    with pytest.raises(ValueError, match=r"quantization_config without quantization: \{'fast_form': False\} needs"):
+        plan_of(open_checkpoint(data_dir / "tiny_llama"))
+
+
+def test_what_transformers_calls_it_is_named(data_dir: Path) -> None:
+    checkpoint = open_checkpoint(DATA / "awq_gemm")
+    for asked, name in (({"load_in_8bit": True}, "load_in_8bit"), ({"load_in_4bit": True}, "load_in_4bit")):
+        args = EngineArgs("m", **asked)
+        with pytest.raises(ValueError, match=rf"\(or transformers' {name}=True\) was asked for, but .*awq_gemm is"):
+            plan_of(checkpoint, args.quantization)
 
 
 def test_methods_of_checkpoints_need_one(data_dir: Path) -> None:

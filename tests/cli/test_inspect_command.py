@@ -203,7 +203,7 @@ def test_a_quantised_checkpoint_tells_method_bits_and_groups_and_what_becomes_of
     assert facts["parameters"] == 69_952 and facts["bytes_by_dtype"]["awq"] == 31_968
     assert facts["stored_as"]["formats"]["int4 in groups of 32, asymmetric"]["parameters"] == 7
     assert main(["inspect", str(folder), "--quantization", "gptq"]) == 2
-    assert "quantization='gptq', but" in capsys.readouterr().err
+    assert "quantization='gptq' was asked for, but" in capsys.readouterr().err
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     assert main(["inspect", str(tmp_path)]) == 0
     out = capsys.readouterr().out

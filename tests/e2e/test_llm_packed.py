@@ -69,5 +69,5 @@ def test_floats_and_own_parameters_can_be_swapped_in(llm: LLM) -> None:
 
 
 def test_a_method_that_the_checkpoint_does_not_have_is_refused_before_weights_are_read() -> None:
-    with pytest.raises(ValueError, match="quantization='awq', but .* is quantised as gptq, 4 bits in groups of 32"):
+    with pytest.raises(ValueError, match="quantization='awq' .*but .* is quantised as gptq, 4 bits in groups of 32"):
         LLM(DATA / "gptq_v1", quantization="awq", **{**SETTINGS, "quantization_config": None})
