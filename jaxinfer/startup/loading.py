@@ -133,7 +133,7 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
         jax.default_backend(),
     )
     options = args.speculative_options
-    draft = open_draft(args, options, model, tokenizer if checkpoint is None else checkpoint.tokenizer())
+    draft = open_draft(args, options, model, checkpoint, tokenizer)
     config, weights = _config_and_params(args, model, checkpoint, params, plan, draft)
     if plan is not None:
         facts = summarise_plan(plan, param_shapes(config.model, config.runner.dtype))
@@ -191,7 +191,10 @@ def make_tokenizer(args: EngineArgs, checkpoint: Checkpoint | None) -> Tokenizer
     if args.skip_tokenizer_init:
         return None
     if args.tokenizer is None:
-        return checkpoint.tokenizer() if checkpoint else None
+        try:
+            return checkpoint.tokenizer() if checkpoint else None
+        except ValueError as error:
+            raise ValueError(f"{error}; or give another with tokenizer=, --tokenizer") from error
     if isinstance(args.tokenizer, str | Path):
         revision = args.tokenizer_revision or args.revision
         try:

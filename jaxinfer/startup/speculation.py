@@ -67,7 +67,11 @@ class DraftModel:
 
 
 def open_draft(
-    args: EngineArgs, options: SpeculativeOptions | None, target: ModelConfig, tokenizer: Tokenizer | None
+    args: EngineArgs,
+    options: SpeculativeOptions | None,
+    target: ModelConfig,
+    source: Checkpoint | None,
+    tokenizer: Tokenizer | None,
 ) -> DraftModel | None:
     """The draft model that the options name, checked against the target; None where they name none.
 
@@ -75,7 +79,8 @@ def open_draft(
         args: settings of the engine.
         options: of the speculation; None for none.
         target: the target's architecture.
-        tokenizer: the target's own.
+        source: its checkpoint; None for live parameters.
+        tokenizer: that of the engine, which is the target's own where it has no checkpoint.
 
     Raises:
         ValueError: there is no such model, its vocabulary is another, or it needs keys and values that the target's
@@ -92,13 +97,25 @@ def open_draft(
     model = options.model_config if checkpoint is None else checkpoint.model_config
     if not isinstance(model, ModelConfig):
         raise TypeError(f"model_config={model!r} of the draft model must be a jaxinfer.ModelConfig")
-    own = None if checkpoint is None else checkpoint.tokenizer()
-    check_vocabularies(tokenizer, own, (target.vocab_size, model.vocab_size))
+    owns = tokenizer if source is None else _own_tokenizer(source, args), _own_tokenizer(checkpoint, args)
+    check_vocabularies(*owns, (target.vocab_size, model.vocab_size))
     _check_windows(target, model)
     method = named_method(options.quantization)
     choice = checked_options(method, options.quantization_config)
     plan = quant_plan(method, choice, model, checkpoint, jax.default_backend())
     return DraftModel(model, checkpoint, options.params, plan)
+
+
+def _own_tokenizer(checkpoint: Checkpoint | None, args: EngineArgs) -> Tokenizer | None:
+    """The one in a checkpoint; None where there is no checkpoint, or none in it and the engine needs none either."""
+    if checkpoint is None:
+        return None
+    try:
+        return checkpoint.tokenizer()
+    except ValueError:
+        if args.skip_tokenizer_init:
+            return None
+        raise
 
 
 def _check_windows(target: ModelConfig, draft: ModelConfig) -> None:
