@@ -5,7 +5,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, fields
 from typing import Any
 
@@ -16,6 +16,11 @@ from jaxinfer.startup.unbuilt import UNBUILT
 PREFIX = "engine_"
 # Functions cannot be written on a command line, and nothing here logs.
 NO_OPTION = ("logits_processors", "disable_log_stats")
+_JSON_EXAMPLES = {
+    "override_generation_config": '{"temperature": 0.7}',
+    "quantization_config": '{"group_size": 64}',
+    "speculative_config": '{"method": "ngram", "num_speculative_tokens": 5}',
+}
 _FLAG = re.compile(r"--(no-)?([a-z][a-z0-9-]*)(?:=(.*))?", re.DOTALL)
 
 
@@ -83,12 +88,19 @@ def field_texts(kind: type) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in entries}
 
 
-def json_object(text: str) -> Mapping[str, Any]:
-    """Raises ValueError unless the text is a JSON object."""
-    value = json.loads(text)
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{text!r} is not a JSON object")
-    return value
+def json_object(example: str) -> Callable[[str], Mapping[str, Any]]:
+    """A reader of JSON objects, whose refusals say what one looks like."""
+
+    def read(text: str) -> Mapping[str, Any]:
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = None
+        if not isinstance(value, Mapping):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object, such as '{example}'")
+        return value
+
+    return read
 
 
 def _help(item: Field[Any], texts: Mapping[str, str]) -> str:
@@ -109,8 +121,8 @@ def _reader(item: Field[Any]) -> dict[str, Any]:
         return {"type": float, "metavar": "SHARE"}
     if item.type is bool:
         return {"action": argparse.BooleanOptionalAction}
-    if item.name in ("override_generation_config", "quantization_config", "speculative_config"):
-        return {"type": json_object, "metavar": "JSON"}
+    if item.name in _JSON_EXAMPLES:
+        return {"type": json_object(_JSON_EXAMPLES[item.name]), "metavar": "JSON"}
     if item.name == "num_speculative_tokens":
         return {"type": _int_or_auto, "metavar": "N|auto"}
     choices = {

@@ -31,7 +31,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("model", metavar="MODEL", help="folder, GGUF file, Hub id or built-in name")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quantization", metavar="METHOD", help="also tell how an engine on this machine stores it")
-    parser.add_argument("--quantization-config", metavar="JSON", type=json_object, help="options of the method")
+    parser.add_argument(
+        "--quantization-config", metavar="JSON", type=json_object('{"group_size": 64}'), help="options of the method"
+    )
     parser.add_argument("--dtype", metavar="DTYPE", default="auto", help="of what is not quantised")
     add_model_options(parser)
 

@@ -34,7 +34,7 @@ _READERS: Mapping[str, Mapping[str, Any]] = {
     "presence_penalty": {"type": float, "metavar": "X"},
     "frequency_penalty": {"type": float, "metavar": "X"},
     "repetition_penalty": {"type": float, "metavar": "X"},
-    "logit_bias": {"type": json_object, "metavar": "JSON"},
+    "logit_bias": {"type": json_object('{"42": -100}'), "metavar": "JSON"},
     "allowed_token_ids": {"type": int, "nargs": "+", "metavar": "ID"},
     "bad_words": {"action": "append", "metavar": "WORD"},
     "include_stop_str_in_output": {"action": "store_true"},

@@ -210,6 +210,13 @@ def test_a_quantised_checkpoint_tells_method_bits_and_groups_and_what_becomes_of
     assert "(of the model in floats; no weights are here)" in out and "awq, 4 bits in groups of 32\n" in out
 
 
+@pytest.mark.parametrize("text", ["x", "[64]"])
+def test_options_that_are_no_json_object_are_told_what_one_is(text, capsys):
+    assert main(["inspect", str(DATA / "tiny_llama"), "--quantization-config", text]) == 2
+    message = f"argument --quantization-config: '{text}' is not a JSON object, such as '{{\"group_size\": 64}}'"
+    assert message in capsys.readouterr().err
+
+
 def test_how_an_engine_would_store_the_weights(capsys):
     assert main(["inspect", str(DATA / "tiny_llama"), "--json", "--quantization", "nf4"]) == 0
     stored = json.loads(capsys.readouterr().out)["stored_as"]
