@@ -1,6 +1,7 @@
 """From any checkpoint in floats to a quantised one in a public layout, a layer at a time."""
 
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 
 from jaxinfer.calibration.layer_result import CalibratedMethod
 from jaxinfer.calibration.text import calibration_samples, calibration_text
-from jaxinfer.checkpoint.checkpoint import open_checkpoint
+from jaxinfer.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from jaxinfer.checkpoint.convert import MAX_SHARD_BYTES, take_tokenizer, write_json
 from jaxinfer.checkpoint.finished_layers import FinishedLayers
 from jaxinfer.checkpoint.leaf_shapes import leaf_shapes, nested
@@ -23,6 +24,7 @@ from jaxinfer.checkpoint.resumable_directory import Work, partial_of, resumable_
 from jaxinfer.progress_bar import ProgressBar
 from jaxinfer.quant.array import QuantArray
 from jaxinfer.quant.quantize import dequantized
+from jaxinfer.tokenizers.tokenizer import Tokenizer
 
 ERROR_CHUNK = 1 << 22  # values that errors are counted over at a time
 LAYERS = "layers"
@@ -92,7 +94,7 @@ def quantize_checkpoint(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     progress: bool = False,
 ) -> Quantization:
-    """Writes a quantised model directory that `LLM(output)` serves, and that vLLM and transformers read.
+    """Writes a quantised model directory in a public layout, which `LLM(output)` serves.
 
     "int8", "int8_w8a8", "fp8" and "int4" are written as compressed-tensors, "nf4" and "fp4" as bitsandbytes, "awq" as
     AutoAWQ's gemm version, "gptq" as GPTQ's version 1. Norms, routers, embedding and, unless asked for, the head stay
@@ -127,10 +129,14 @@ def quantize_checkpoint(
         max_shard_bytes: size of a safetensors file, unless a single tensor is larger.
         progress: show a progress bar.
 
+    Warns:
+        UserWarning: the calibration text has fewer tokens than a matrix has inputs.
+
     Raises:
-        ValueError: an option is out of range or of no use with the method, the model does not load or is quantised
-            already, a group does not divide a layer's inputs, the layout cannot hold a layer, a weight is not finite,
-            the output is not free or an unfinished run of another kind lies there, or its disk has no room.
+        ValueError: an option is out of range or of no use with the method, the model does not load, is quantised
+            already or, where it is calibrated, has no tokenizer, a group does not divide a layer's inputs, the layout
+            cannot hold a layer, a weight is not finite, the output is not free or an unfinished run of another kind
+            lies there, or its disk has no room.
         OSError: writing failed; nothing is left.
     """
     options = QuantizeOptions(
@@ -159,10 +165,34 @@ def quantize_checkpoint(
     samples = None
     if text is not None:
         assert options.num_samples is not None and options.seq_len is not None
-        samples = calibration_samples(checkpoint.tokenizer(), text, options.num_samples, options.seq_len)
+        samples = calibration_samples(_tokenizer(checkpoint, method), text, options.num_samples, options.seq_len)
+        _warn_of_few_tokens(job, samples)
     check_room(output, _needed(files, options) - _held(partial))
     with resumable_directory(output, {**job.identity(text), "max_shard_bytes": max_shard_bytes}) as work:
         return _Run(job, files, work, samples, progress).finish(Path(output))
+
+
+def _tokenizer(checkpoint: Checkpoint, method: OfflineMethod) -> Tokenizer:
+    try:
+        return checkpoint.tokenizer()
+    except ValueError as error:
+        raise ValueError(
+            f"{method!r} runs a text through the model, which needs its tokenizer: {error}; or use a method that looks "
+            "at the weights alone, such as 'int4'"
+        ) from error
+
+
+def _warn_of_few_tokens(job: QuantizeJob, samples: np.ndarray) -> None:
+    """Fewer tokens than a matrix has inputs span only a part of what the inputs can be."""
+    widest = max(tensor.file.shape[1] for leaf in job.storages for tensor in job.tensors[leaf])
+    if samples.size < widest:
+        pieces, tokens = samples.shape
+        warnings.warn(
+            f"the calibration text's {pieces} x {tokens} = {samples.size} tokens are fewer than the {widest} inputs of "
+            f"the widest matrix, too few to calibrate {job.options.method!r} well; take more or longer pieces "
+            "(num_samples, --samples; seq_len, --seq-len)",
+            stacklevel=3,
+        )
 
 
 def _needed(files: QuantisedFiles, options: QuantizeOptions) -> int:

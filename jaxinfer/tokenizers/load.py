@@ -30,4 +30,4 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         return SentencePieceTokenizer.from_dir(path)
     unread = sorted(file.name for pattern in _UNREAD for file in path.glob(pattern))
     others = f" ({', '.join(unread)}, which it has, cannot be read alone)" if unread else ""
-    raise ValueError(f"{path} has neither tokenizer.json nor tokenizer.model{others}; add one, or pass tokenizer=")
+    raise ValueError(f"{path} has neither tokenizer.json nor tokenizer.model{others}; add one")

@@ -1,5 +1,6 @@
 """Quantised checkpoints of AWQ and GPTQ: what is written is what the calibration found."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -79,3 +80,18 @@ def test_stopped_in_the_middle_and_gone_on_with_it_is_the_same(method, order, sm
     assert contents[0] == contents[1] and "model.safetensors" in contents[0]
     assert replace(again, path=whole.path) == whole
     assert not list(tmp_path.glob(".out*"))
+
+
+def test_fewer_tokens_than_inputs_are_warned_of(small_model, tmp_path):
+    """The widest matrix has 128 inputs."""
+    sizes = {"group_size": 32, "num_samples": 3, "seq_len": 42}
+    with pytest.warns(UserWarning, match=r"3 x 42 = 126 tokens are fewer than the 128 inputs .*--samples.*--seq-len"):
+        quantize_checkpoint(small_model, tmp_path / "out", "gptq", **sizes)
+
+
+def test_a_model_without_a_tokenizer_is_not_calibrated(small_model, tmp_path):
+    folder = tmp_path / "in"
+    shutil.copytree(small_model, folder, ignore=shutil.ignore_patterns("tokenizer*"))
+    with pytest.raises(ValueError, match="'awq' runs a text .* its tokenizer: .*; add one; or use a"):
+        quantize_checkpoint(folder, tmp_path / "out", "awq", **CALIBRATION)
+    assert not (tmp_path / "out").exists()

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 
 import jaxinfer
 from jaxinfer import AsyncEngineArgs, EngineArgs
+from jaxinfer.checkpoint import open_checkpoint
+from jaxinfer.startup.loading import make_tokenizer
 from jaxinfer.startup.quantization import QuantOptions
 from jaxinfer.startup.unbuilt import UNBUILT
 
@@ -220,3 +223,10 @@ def test_public_names_exist() -> None:
     assert set(jaxinfer.__all__) <= set(dir(jaxinfer))
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         jaxinfer.Nothing  # noqa: B018
+
+
+def test_a_checkpoint_without_a_tokenizer_names_the_argument_that_gives_one() -> None:
+    checkpoint = open_checkpoint(Path(__file__).parents[1] / "data/tiny_llama")
+    with pytest.raises(ValueError, match="neither tokenizer.json .*; add one; or give another with tokenizer=, --tok"):
+        make_tokenizer(EngineArgs("m"), checkpoint)
+    assert make_tokenizer(EngineArgs("m", skip_tokenizer_init=True), checkpoint) is None
