@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 METHODS = ("int8", "int8_w8a8", "fp8", "int4", "nf4", "fp4", "awq", "gptq")
 DESCRIPTION = """\
 Writes a model with quantised weights in a public layout, with its tokenizer, chat template and generation config.
-`--model OUTPUT` serves what was written, and so do vLLM and transformers.
+`--model OUTPUT` serves what was written; vLLM and transformers read what the README says.
 
   int8, int8_w8a8, fp8   8 bits, a scale for each output channel (compressed-tensors); with int8_w8a8 activations are
                          rounded to int8 as well when it runs
