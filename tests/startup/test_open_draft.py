@@ -9,12 +9,14 @@ from jaxinfer.checkpoint import open_checkpoint
 from jaxinfer.startup.args import EngineArgs
 from jaxinfer.startup.speculation import open_draft
 
+DATA = Path(__file__).parents[1] / "data"
+
 
 @pytest.fixture
-def bare(data_dir: Path, tmp_path: Path) -> Path:
+def bare(tmp_path: Path) -> Path:
     """A checkpoint without a tokenizer."""
     folder = tmp_path / "bare"
-    shutil.copytree(data_dir / "tiny_llama", folder, ignore=shutil.ignore_patterns("tokenizer*"))
+    shutil.copytree(DATA / "tiny_llama", folder, ignore=shutil.ignore_patterns("tokenizer*"))
     return folder
 
 
@@ -25,9 +27,9 @@ def test_without_tokenizers_the_sizes_decide_for_engines_that_need_none(bare: Pa
     assert draft is not None and draft.model == source.model_config
 
 
-def test_an_engine_with_a_tokenizer_needs_the_drafts(bare: Path, data_dir: Path) -> None:
-    args = EngineArgs(str(data_dir / "tiny_llama"), speculative_model=str(bare))
-    source = open_checkpoint(data_dir / "tiny_llama")
+def test_an_engine_with_a_tokenizer_needs_the_drafts(bare: Path) -> None:
+    args = EngineArgs(str(DATA / "tiny_llama"), speculative_model=str(bare))
+    source = open_checkpoint(DATA / "tiny_llama")
     with pytest.raises(ValueError, match=r"bare has neither tokenizer\.json"):
         open_draft(args, args.speculative_options, source.model_config, source, source.tokenizer())
 
