@@ -1,6 +1,7 @@
 """Opening a draft model: whose tokenizers are asked for."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,8 @@ from jaxinfer.startup.speculation import DraftModel, open_draft
 BARE = Path(__file__).parents[1] / "data/tiny_llama"  # which has no tokenizer
 
 
-def opened(**arguments: object) -> DraftModel | None:
-    args = EngineArgs(str(BARE), **arguments)  # type: ignore[arg-type]
+def opened(**arguments: Any) -> DraftModel | None:
+    args = EngineArgs(str(BARE), **arguments)
     source = open_checkpoint(BARE)
     return open_draft(args, args.speculative_options, source.model_config, source, None)
 
