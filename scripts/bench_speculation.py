@@ -14,10 +14,9 @@ from jaxinfer import LLM, SamplingParams
 
 PROMPTS = Path(__file__).parent / "data" / "repetitive_prompts.json"
 SIZES = {
-    "max_num_seqs": 8,
+    "max_num_seqs": 1,
     "max_num_batched_tokens": 128,
     "max_model_len": 1024,
-    "enforce_eager": True,
     "use_tqdm_on_load": False,
 }
 
