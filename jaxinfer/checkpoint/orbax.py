@@ -23,6 +23,7 @@ from jaxinfer.checkpoint.orbax_directory import (
     read_description,
 )
 from jaxinfer.checkpoint.output_directory import output_directory
+from jaxinfer.checkpoint.packed_module import listed
 from jaxinfer.checkpoint.tokenizer_files import write_tokenizer
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.progress_bar import ProgressBar
@@ -217,7 +218,7 @@ def _own_names(directory: Path, specs: Specs, stored: Specs) -> dict[str, Source
     if not own:
         raise ValueError(
             f"{directory} does not hold the decoder's own tree, at its root or under 'params'; its arrays are "
-            f"{_listed([f'{path} {describe(leaf)}' for path, leaf in stored.items()])}. Give a name_map from "
+            f"{listed([f'{path} {describe(leaf)}' for path, leaf in stored.items()])}. Give a name_map from "
             f"parameters ({', '.join(list(specs)[:2])}, ...) to them"
         )
     prefix = min(own, key=len)
@@ -244,13 +245,13 @@ def _check_sources(
         if path.startswith(branch) and path not in read and not any(fnmatchcase(path, pattern) for pattern in ignore)
     ]
     if missing:
-        beside = f"; nobody reads {_listed(extra)}" if extra else ""
-        raise ValueError(f"{directory}: {_listed(missing)} missing from the checkpoint{beside}")
+        beside = f"; nobody reads {listed(extra)}" if extra else ""
+        raise ValueError(f"{directory}: {listed(missing)} missing from the checkpoint{beside}")
     if misshapen:
-        raise ValueError(f"{directory}: {_listed(misshapen)}")
+        raise ValueError(f"{directory}: {listed(misshapen)}")
     if extra:
         raise ValueError(
-            f"{directory}: {_listed(extra)} has no place in the model; map it, or leave it out with ignore=[...]"
+            f"{directory}: {listed(extra)} has no place in the model; map it, or leave it out with ignore=[...]"
         )
 
 
@@ -297,8 +298,3 @@ def _most_common(leaves: Mapping[str, Any]) -> str:
         sizes[leaf.dtype.name] = sizes.get(leaf.dtype.name, 0) + leaf.size
     most = max(sizes, key=sizes.__getitem__)
     return most if most in DTYPES else "float32"
-
-
-def _listed(items: list[str], most: int = 3) -> str:
-    more = f" (and {len(items) - most} more)" if len(items) > most else ""
-    return ", ".join(items[:most]) + more

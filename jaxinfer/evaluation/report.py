@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -69,11 +69,55 @@ class Result:
     tokens_per_second: float
     kv_bytes_per_token: int
     difference: Difference | None
+    HEADER: ClassVar[tuple[str, ...]] = (
+        "KV cache",
+        "perplexity",
+        "tokens/s",
+        "KV bytes/token",
+        "mean |dlogprob|",
+        "max |dlogprob|",
+        "same top-1",
+        "worst layers (attention error)",
+    )
 
     @classmethod
     def of(cls, kv_dtype: str, scores: Scores, kv_token_bytes: int, difference: Difference | None) -> "Result":
         nll = -float(scores.logprobs.mean())
         return cls(kv_dtype, math.exp(nll), nll, scores.tokens / scores.seconds, kv_token_bytes, difference)
+
+    def as_row(self) -> tuple[str, ...]:
+        """See `TableRow`."""
+        cells = (
+            self.kv_cache_dtype,
+            f"{self.perplexity:.4f}",
+            f"{self.tokens_per_second:.0f}",
+            f"{self.kv_bytes_per_token:,}",
+        )
+        difference = self.difference
+        if difference is None:
+            return (*cells, "", "", "", "")
+        return (
+            *cells,
+            f"{difference.mean_abs_delta_logprob:.5f}",
+            f"{difference.max_abs_delta_logprob:.4f}",
+            f"{100 * difference.same_top1:.2f} %",
+            ", ".join(f"{one.layer} ({100 * one.attention_error:.2f} %)" for one in difference.worst_layers),
+        )
+
+
+class TableRow(Protocol):
+    """What a report lists: a dataclass whose last four cells are about its difference."""
+
+    HEADER: ClassVar[tuple[str, ...]]
+
+    @property
+    def difference(self) -> object | None:
+        """Against what it is compared with; None for nothing."""
+        ...
+
+    def as_row(self) -> tuple[str, ...]:
+        """Cells below those of HEADER, empty where there is no difference."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -81,18 +125,18 @@ class EvalReport:
     """An evaluation on a text.
 
     Attributes:
-        dtype: dtype name of parameters and activations.
+        dtype: dtype name of activations and unquantised parameters.
         window: tokens of a window.
         num_windows: windows the text was cut into.
         num_scored: tokens with a score: all but the first of each window.
-        results: in the order they were measured.
+        results: at least one, all of a kind, in the order they were measured.
     """
 
     dtype: str
     window: int
     num_windows: int
     num_scored: int
-    results: Sequence[Result]
+    results: Sequence[TableRow]
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, for JSON."""
@@ -104,44 +148,13 @@ class EvalReport:
             f"{self.num_scored:,} tokens scored in windows of {self.window:,} ({self.num_windows:,}), "
             f"activations in {self.dtype}"
         )
-        rows = [_HEADER, *(_row(result) for result in self.results)]
+        rows = [self.results[0].HEADER, *(result.as_row() for result in self.results)]
         if all(result.difference is None for result in self.results):
             rows = [row[:4] for row in rows]
-        return "\n".join([begin, "", *table(rows)])
+        return "\n".join([begin, "", *_table(rows)])
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of cells that stand below each other."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-_HEADER = (
-    "KV cache",
-    "perplexity",
-    "tokens/s",
-    "KV bytes/token",
-    "mean |dlogprob|",
-    "max |dlogprob|",
-    "same top-1",
-    "worst layers (attention error)",
-)
-
-
-def _row(result: Result) -> tuple[str, ...]:
-    cells = (
-        result.kv_cache_dtype,
-        f"{result.perplexity:.4f}",
-        f"{result.tokens_per_second:.0f}",
-        f"{result.kv_bytes_per_token:,}",
-    )
-    difference = result.difference
-    if difference is None:
-        return (*cells, "", "", "", "")
-    return (
-        *cells,
-        f"{difference.mean_abs_delta_logprob:.5f}",
-        f"{difference.max_abs_delta_logprob:.4f}",
-        f"{100 * difference.same_top1:.2f} %",
-        ", ".join(f"{one.layer} ({100 * one.attention_error:.2f} %)" for one in difference.worst_layers),
-    )

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
 from jaxinfer.engine.outputs import RequestOutput
-from jaxinfer.evaluation.report import table
+from jaxinfer.evaluation.report import EvalReport
 from jaxinfer.evaluation.scoring import Scorer, Scores
 from jaxinfer.evaluation.subject import Subject
 from jaxinfer.startup.quantization import checked_options, named_method, refuse_without_method
@@ -64,6 +64,16 @@ class WeightResult:
     tokens_per_second: float
     weight_bytes: int
     difference: WeightDifference | None
+    HEADER: ClassVar[tuple[str, ...]] = (
+        "weights",
+        "perplexity",
+        "weight bytes",
+        "tokens/s",
+        "delta",
+        "mean |dlogprob|",
+        "max |dlogprob|",
+        "same top-1",
+    )
 
     @classmethod
     def of(cls, name: str, scores: Scores, weight_bytes: int, reference: Scores | None) -> "WeightResult":
@@ -71,70 +81,19 @@ class WeightResult:
         difference = None if reference is None else WeightDifference.of(scores, reference)
         return cls(name, math.exp(nll), nll, scores.tokens / scores.seconds, weight_bytes, difference)
 
-
-@dataclass(frozen=True)
-class WeightReport:
-    """An evaluation on a text.
-
-    Attributes:
-        dtype: dtype name of unquantised parameters and activations.
-        window: tokens of a window.
-        num_windows: windows the text was cut into.
-        num_scored: tokens with a score: all but the first of each window.
-        results: in the order they were measured.
-    """
-
-    dtype: str
-    window: int
-    num_windows: int
-    num_scored: int
-    results: Sequence[WeightResult]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields by name, for JSON."""
-        return asdict(self)
-
-    def as_text(self) -> str:
-        """A table, a line for each result."""
-        begin = (
-            f"{self.num_scored:,} tokens scored in windows of {self.window:,} ({self.num_windows:,}), "
-            f"activations in {self.dtype}"
+    def as_row(self) -> tuple[str, ...]:
+        """See `TableRow`."""
+        cells = self.name, f"{self.perplexity:.4f}", f"{self.weight_bytes:,}", f"{self.tokens_per_second:.0f}"
+        difference = self.difference
+        if difference is None:
+            return (*cells, "", "", "", "")
+        return (
+            *cells,
+            f"{100 * (difference.perplexity_ratio - 1):+.2f} %",
+            f"{difference.mean_abs_delta_logprob:.5f}",
+            f"{difference.max_abs_delta_logprob:.4f}",
+            f"{100 * difference.same_top1:.2f} %",
         )
-        rows = [_HEADER, *(_row(result) for result in self.results)]
-        if all(result.difference is None for result in self.results):
-            rows = [row[:4] for row in rows]
-        return "\n".join([begin, "", *table(rows)])
-
-
-_HEADER = (
-    "weights",
-    "perplexity",
-    "weight bytes",
-    "tokens/s",
-    "delta",
-    "mean |dlogprob|",
-    "max |dlogprob|",
-    "same top-1",
-)
-
-
-def _row(result: WeightResult) -> tuple[str, ...]:
-    cells = (
-        result.name,
-        f"{result.perplexity:.4f}",
-        f"{result.weight_bytes:,}",
-        f"{result.tokens_per_second:.0f}",
-    )
-    difference = result.difference
-    if difference is None:
-        return (*cells, "", "", "", "")
-    return (
-        *cells,
-        f"{100 * (difference.perplexity_ratio - 1):+.2f} %",
-        f"{difference.mean_abs_delta_logprob:.5f}",
-        f"{difference.max_abs_delta_logprob:.4f}",
-        f"{100 * difference.same_top1:.2f} %",
-    )
 
 
 def compared_subjects(
@@ -195,7 +154,7 @@ def evaluate_weights(
     windows: Sequence[list[int]],
     *,
     on_window: OnWindow = lambda name, output: None,
-) -> WeightReport:
+) -> EvalReport:
     """Scores the windows with each way of storing the weights; one set of weights is there at a time.
 
     Args:
@@ -226,4 +185,4 @@ def evaluate_weights(
         if not key:
             reference = scores
     dtype = next(iter(subjects.values())).dtype
-    return WeightReport(dtype, window, len(windows), sum(len(tokens) - 1 for tokens in windows), results)
+    return EvalReport(dtype, window, len(windows), sum(len(tokens) - 1 for tokens in windows), results)

@@ -13,7 +13,7 @@ from jaxinfer.evaluation.attention_error import attention_errors
 from jaxinfer.evaluation.evaluate import evaluate
 from jaxinfer.evaluation.report import Difference, EvalReport, Result
 from jaxinfer.evaluation.scoring import Scorer, Scores
-from jaxinfer.evaluation.weights import WeightReport, WeightResult
+from jaxinfer.evaluation.weights import WeightResult
 from jaxinfer.evaluation.windows import text_windows
 from jaxinfer.models.attention import split_rotated
 from jaxinfer.models.config import ModelConfig
@@ -77,9 +77,9 @@ def test_arithmetic_of_a_report_on_weights() -> None:
     assert difference is not None and results[1].nll == 2.375
     assert difference.perplexity_ratio == pytest.approx(1.454991)  # e ** 0.375
     assert (difference.mean_abs_delta_logprob, difference.max_abs_delta_logprob) == (0.5, 1.25)
-    lines = WeightReport("float32", 4, 2, 4, results).as_text().splitlines()
+    lines = EvalReport("float32", 4, 2, 4, results).as_text().splitlines()
     assert lines[4].split()[:5] == ["int8", f"{np.exp(2.375):.4f}", "100", "2", "+45.50"]
-    assert "delta" not in WeightReport("float32", 4, 2, 4, results[:1]).as_text()
+    assert "delta" not in EvalReport("float32", 4, 2, 4, results[:1]).as_text()
 
 
 @pytest.fixture(scope="module")
