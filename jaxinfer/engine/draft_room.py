@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from jaxinfer.cache.block_manager import BlockManager
 from jaxinfer.config import SchedulerConfig, SpeculationConfig
+from jaxinfer.engine.draft import NO_DRAFT, Draft
 from jaxinfer.engine.plan import DraftOutcome, RowResult, ScheduledRow, StepPlan
-from jaxinfer.engine.request import NO_DRAFT, Draft, Request, RequestStatus
+from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.running_set import RunningSet
 
 
@@ -77,7 +78,9 @@ class DraftRoom:
         return blocks * self._manager.block_size - request.num_known_tokens
 
     def put(self, request: Request, draft: Draft) -> None:
-        """Takes the draft of a candidate; blocks that it does not need are given back."""
+        """Takes the draft of a candidate; blocks that it does not need are given back. ValueError for one that is no
+        tree."""
+        draft.check()
         request.draft = draft
         self._trim(request, request.num_known_tokens + len(draft.token_ids))
 
@@ -99,16 +102,14 @@ class DraftRoom:
             The row's result with what follows as far as it holds: after each right token of the draft what was drawn,
             and after the last of these a token more.
         """
-        request, draft = row.request, row.draft.token_ids
+        request, draft = row.request, row.draft
         drawn = (result, *result.following)
-        right = 0
-        while right < len(draft) and drawn[right].is_token(draft[right]):
-            right += 1
-        self._outcomes.append(DraftOutcome(request, right, len(draft)))
+        path = draft.held(lambda parent, token: drawn[1 + parent].is_token(token))
+        self._outcomes.append(DraftOutcome(request, draft, path, tuple(after.drawn_or_none for after in drawn)))
         if request.status is RequestStatus.RUNNING:
-            request.num_computed_tokens = row.start + 1 + right
+            request.num_computed_tokens = row.start + 1 + len(path)
             self._trim(request, request.num_computed_tokens + 1)
-        return replace(result, following=drawn[1 : right + 1])
+        return replace(result, following=tuple(drawn[1 + index] for index in path))
 
     def take_outcomes(self) -> list[DraftOutcome]:
         """Those since the last call."""

@@ -66,7 +66,7 @@ class Drafts:
         if outcomes:
             self._stats.verify_seconds += device_seconds
             for outcome in outcomes:
-                self._stats.add(outcome.num_accepted, outcome.num_drafted)
+                self._stats.add(outcome.num_accepted, outcome.num_drafted, outcome.draft.depth)
                 self._outputs.guessed(outcome, self._last_seconds, device_seconds)
             self._speculation.observe(outcomes)
         self._last_seconds = 0.0

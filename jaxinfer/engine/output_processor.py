@@ -100,7 +100,7 @@ class OutputProcessor:
         metrics = member[0].metrics
         if metrics.speculation is None:
             metrics.speculation = SpeculationStats()
-        metrics.speculation.add(outcome.num_accepted, outcome.num_drafted)
+        metrics.speculation.add(outcome.num_accepted, outcome.num_drafted, outcome.draft.depth)
         metrics.speculation.draft_seconds += draft_seconds
         metrics.speculation.verify_seconds += verify_seconds
 

@@ -6,7 +6,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from jaxinfer.engine.request import NO_DRAFT, Draft, Request
+from jaxinfer.engine.draft import NO_DRAFT, Draft
+from jaxinfer.engine.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,9 @@ class ScheduledRow:
             (`prompt_logprobs`); 0 for most.
         token_on_device: the last new token is not known to the host yet; it is the slot's last drawn token.
         draft: tokens guessed to follow the request's last one. They are among the new tokens, behind it, and the step
-            draws the token after it and the token after each of them.
+            draws the token after it and the token after each of them. Of a tree each token is computed at the position
+            that it would have, sees no others of the tree than those on its path, and keeps its key and value in the
+            KV slot of its index.
     """
 
     request: Request
@@ -86,7 +89,7 @@ class RowResult:
         prompt_logprobs: `num_scored` entries when the request asks for `prompt_logprobs`, else None.
         allowed: False when bans (allow-list, bad words, minimum length) left no token to draw.
         following: of a row with a draft, the results after each of its tokens, each on condition that the draft is
-            right up to there. From `Scheduler.commit` on, only those that hold.
+            right on the path to there. From `Scheduler.commit` on, only those that hold, in the order of the path.
     """
 
     token_id: int | None
@@ -99,6 +102,11 @@ class RowResult:
     def is_token(self, token_id: int) -> bool:
         """The row drew this token, and nothing was wrong."""
         return self.token_id == token_id and self.finite and self.allowed
+
+    @property
+    def drawn_or_none(self) -> int:
+        """The token that was drawn; -1 where none could be, or none was asked for."""
+        return self.token_id if self.token_id is not None and self.finite and self.allowed else -1
 
     @property
     def drawn(self) -> int:
@@ -125,11 +133,30 @@ class UncommittedStep(NamedTuple):
 
 
 class DraftOutcome(NamedTuple):
-    """What became of a draft: how many of its first tokens were right, of how many."""
+    """What became of a draft.
+
+    Attributes:
+        request: whose it was; it may have ended with the step.
+        draft: what was verified: what the method proposed, or a part of it.
+        path: the indices of its tokens that hold, from the root on; of a chain, its first ones.
+        drawn: what the model drew after the root and after each token of the draft, right or wrong: ``drawn[1 + i]``
+            follows token i and what is before it on its path. -1 where nothing could be drawn.
+    """
 
     request: Request
-    num_accepted: int
-    num_drafted: int
+    draft: Draft
+    path: tuple[int, ...]
+    drawn: tuple[int, ...]
+
+    @property
+    def num_accepted(self) -> int:
+        """Tokens that hold."""
+        return len(self.path)
+
+    @property
+    def num_drafted(self) -> int:
+        """Tokens that were verified."""
+        return len(self.draft.token_ids)
 
 
 class Speculation(Protocol):
@@ -145,8 +172,9 @@ class Speculation(Protocol):
         ...
 
     def propose(self, rows: Sequence[tuple[Request, int]]) -> Sequence[Draft]:
-        """A draft for each of these requests, of at most so many tokens; `NO_DRAFT` where there is none. No step is in
-        flight, the request lacks one token, and it has blocks for that and the draft."""
+        """A draft for each of these requests, of at most so many tokens, all branches of a tree together; `NO_DRAFT`
+        where there is none. No step is in flight, the request lacks one token, and it has blocks for that and the
+        draft."""
         ...
 
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None:

@@ -3,24 +3,9 @@
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from jaxinfer.engine.draft import NO_DRAFT, Draft
 from jaxinfer.engine.sampling_params import SamplingParams
-
-
-class Draft(NamedTuple):
-    """Tokens guessed to follow a request's last one.
-
-    Attributes:
-        token_ids: the guess, a chain: each follows the one before.
-        lane: where the device has kept the distributions that they were drawn from; -1 where they were certain.
-    """
-
-    token_ids: tuple[int, ...]
-    lane: int = -1
-
-
-NO_DRAFT = Draft(())
 
 
 class RequestStatus(enum.Enum):

@@ -9,11 +9,12 @@ from jaxinfer.config import CacheConfig, SchedulerConfig, SpeculationConfig
 from jaxinfer.engine.admission import Admission
 from jaxinfer.engine.capacity import Capacity
 from jaxinfer.engine.chunk_draft import ChunkDraft
+from jaxinfer.engine.draft import NO_DRAFT
 from jaxinfer.engine.draft_room import DraftRoom
 from jaxinfer.engine.kv_waste import KVWaste, count_slots
 from jaxinfer.engine.plan import RowResult, StepPlan, StepResult, UncommittedStep
 from jaxinfer.engine.prefix_reuse import PrefixReuse
-from jaxinfer.engine.request import NO_DRAFT, Request, RequestStatus
+from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.running_set import RunningSet
 from jaxinfer.engine.scheduler_stats import SchedulerStats
 from jaxinfer.engine.step_rows import chunk_rows, decode_rows

@@ -9,10 +9,10 @@ class SpeculationStats:
 
     Attributes:
         num_drafts: drafts verified: a request with one in a step counts once.
-        num_draft_tokens: tokens in them.
+        num_draft_tokens: tokens in them, of trees all branches.
         num_accepted_tokens: how many of these were right.
         num_drafted_per_position: of the drafts, those with a first token, with a second, and so on.
-        num_accepted_per_position: how many of these tokens were right.
+        num_accepted_per_position: in how many of these a token there was right.
         draft_seconds: wall time of guessing. One guess is for several requests, and counts in full for each.
         verify_seconds: the device's time for steps with drafts; likewise.
     """
@@ -25,15 +25,16 @@ class SpeculationStats:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
 
-    def add(self, num_accepted: int, num_drafted: int) -> None:
-        """Counts a draft of `num_drafted` tokens, of which the first `num_accepted` were right."""
+    def add(self, num_accepted: int, num_drafted: int, depth: int) -> None:
+        """Counts a draft of `num_drafted` tokens, `depth` of them one after the other at most (all, in a chain), of
+        which the first `num_accepted` on a path were right."""
         self.num_drafts += 1
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
-        missing = num_drafted - len(self.num_drafted_per_position)
+        missing = depth - len(self.num_drafted_per_position)
         self.num_drafted_per_position += [0] * missing
         self.num_accepted_per_position += [0] * missing
-        for position in range(num_drafted):
+        for position in range(depth):
             self.num_drafted_per_position[position] += 1
             self.num_accepted_per_position[position] += position < num_accepted
 

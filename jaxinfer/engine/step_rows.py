@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from jaxinfer.engine.chunk_draft import num_to_score
+from jaxinfer.engine.draft import NO_DRAFT
 from jaxinfer.engine.plan import ScheduledRow
-from jaxinfer.engine.request import NO_DRAFT, Request
+from jaxinfer.engine.request import Request
 
 
 def decode_rows(requests: Sequence[Request]) -> list[ScheduledRow]:

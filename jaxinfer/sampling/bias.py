@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from jaxinfer.engine.draft import Draft
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.sampling.state import IN_PROMPT
@@ -78,18 +79,26 @@ def counts_row(request: Request, vocab_size: int) -> np.ndarray:
     return counts
 
 
-def num_under_one_bias(request: Request, guessed: Sequence[int]) -> int:
-    """How many of the first `guessed` tokens may stay, so that the draws up to behind the last of these need one bias
-    row at most: a slot has one on the device. It changes where `min_tokens` is reached or a bad word has begun."""
+def under_one_bias(request: Request, draft: Draft) -> Sequence[int]:
+    """The tokens of a draft that may stay, ascending, so that the draws after its root and after each of them need one
+    bias row at most: a slot has one on the device. It changes where `min_tokens` is reached or a bad word has begun;
+    with a token go those behind it."""
+    everything = range(len(draft.token_ids))
     if not has_changing_bias(request.params):
-        return len(guessed)
-    known, used = request.num_known_tokens, None
-    for count in range(len(guessed) + 1):
-        key = bias_key(request, known + count, guessed[:count])
-        if key is not None and used is not None and key != used:
-            return count - 1
-        used = key if used is None else used
-    return len(guessed)
+        return everything
+    known, used = request.num_known_tokens, bias_key(request, request.num_known_tokens)
+    kept: list[int] = []
+    stay = {-1}
+    for index in everything:
+        if draft.parent(index) not in stay:
+            continue
+        guessed = draft.guessed(index)
+        key = bias_key(request, known + len(guessed), guessed)
+        if key is None or used is None or key == used:
+            used = key if used is None else used
+            kept.append(index)
+            stay.add(index)
+    return kept
 
 
 def _completing_ids(request: Request, num_drawn: int, guessed: Sequence[int]) -> tuple[int, ...]:

@@ -7,8 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from jaxinfer.cache.block_manager import PADDING_BLOCK
+from jaxinfer.engine.draft import NO_DRAFT, Draft
 from jaxinfer.engine.plan import DraftOutcome, ScheduledRow
-from jaxinfer.engine.request import NO_DRAFT, Draft, Request
+from jaxinfer.engine.request import Request
 from jaxinfer.sampling.draft_slots import draws_by_rejection
 from jaxinfer.speculation.per_request import PerRequest
 

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxinfer.engine.draft import NO_DRAFT, Draft
 from jaxinfer.engine.plan import DraftOutcome
-from jaxinfer.engine.request import NO_DRAFT, Draft, Request
+from jaxinfer.engine.request import Request
 from jaxinfer.speculation.per_request import PerRequest
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from jaxinfer.engine.draft import Draft
 from jaxinfer.engine.plan import DraftOutcome
-from jaxinfer.engine.request import Draft, Request
+from jaxinfer.engine.request import Request
 
 
 class Proposer(Protocol):
@@ -25,11 +26,13 @@ class Proposer(Protocol):
 
     def propose(self, rows: Sequence[tuple[Request, int]]) -> Sequence[Draft]:
         """A draft for each request, of at most so many tokens of the target's vocabulary; `NO_DRAFT` where it has no
-        idea. All tokens of these requests are known."""
+        idea. All tokens of these requests are known. Of a tree what is most likely comes first: where its first tokens
+        are what holds, nothing has to be moved in the pool."""
         ...
 
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
-        """What became of its latest drafts."""
+        """What became of its latest drafts, except those of requests that ended or lost their blocks meanwhile. A draft
+        may have been verified in part: `DraftOutcome.draft` is that part."""
         ...
 
     def release(self) -> None:

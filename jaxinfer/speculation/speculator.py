@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from jaxinfer.config import SpeculationConfig
+from jaxinfer.engine.draft import Draft
 from jaxinfer.engine.plan import DraftOutcome
-from jaxinfer.engine.request import NO_DRAFT, Draft, Request
-from jaxinfer.sampling.bias import num_under_one_bias
+from jaxinfer.engine.request import Request
+from jaxinfer.sampling.bias import under_one_bias
 from jaxinfer.speculation.draft_length import DraftLength
 from jaxinfer.speculation.per_request import PerRequest
 from jaxinfer.speculation.proposer import Proposer
@@ -34,20 +35,13 @@ class Speculator:
         return self._lengths[request].tokens() if self._config.is_adaptive else self._config.num_tokens
 
     def propose(self, rows: Sequence[tuple[Request, int]]) -> list[Draft]:
-        """The method's drafts, cut where a request's bans and biases change amid them."""
+        """The method's drafts without what is behind a change of a request's bans and biases."""
         drafts = self.proposer.propose(rows)
-        return [_cut(request, draft) for (request, _), draft in zip(rows, drafts, strict=True)]
+        return [draft.only(under_one_bias(request, draft)) for (request, _), draft in zip(rows, drafts, strict=True)]
 
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
         """Hands on what became of the drafts."""
         if self._config.is_adaptive:
             for outcome in outcomes:
-                self._lengths[outcome.request].learn(outcome.num_accepted, outcome.num_drafted)
+                self._lengths[outcome.request].learn(outcome.num_accepted, outcome.draft.depth)
         self.proposer.observe(outcomes)
-
-
-def _cut(request: Request, draft: Draft) -> Draft:
-    count = num_under_one_bias(request, draft.token_ids)
-    if count == len(draft.token_ids):
-        return draft
-    return draft._replace(token_ids=draft.token_ids[:count]) if count > 0 else NO_DRAFT

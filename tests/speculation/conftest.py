@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from jaxinfer.config import CacheConfig, EngineConfig, RunnerConfig, SchedulerConfig, SpeculationConfig
+from jaxinfer.engine.draft import Draft
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.outputs import RequestOutput
 from jaxinfer.engine.plan import DraftOutcome
-from jaxinfer.engine.request import Draft, Request
+from jaxinfer.engine.request import Request
 from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.runner.draft_runner import DraftRunner
