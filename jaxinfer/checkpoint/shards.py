@@ -20,6 +20,7 @@ STORED: dict[str, str] = {name: stored for stored, (name, _) in DTYPES.items()} 
     "uint8": "U8",
     "int32": "I32",
     "int64": "I64",
+    "bool": "BOOL",
     "float8_e4m3fn": "F8_E4M3",
 }
 """Name of a NumPy dtype -> the format's name."""

@@ -53,12 +53,14 @@ class SelfAttention(nn.Module):
 
     The fused kernel is ``[K, G + 2, H, D]``: a KV head and the query heads it serves stay together, so a split over K
     shards queries, keys and values alike. `sum_over`: see `Linear`; K is split over that axis. `window`: of this layer.
+    `in_size`: width of what it is given, where that is not the model's.
     """
 
     config: ModelConfig
     param_dtype: jnp.dtype = jnp.float32
     sum_over: str | None = None
     window: int | None = None
+    in_size: int = 0
 
     @nn.compact
     def __call__(
@@ -67,7 +69,8 @@ class SelfAttention(nn.Module):
         """`norm`: of x, which comes first."""
         c = self.config
         heads, groups, width = c.num_key_value_heads, c.num_query_groups, c.head_dim
-        linear = Linear((heads, groups + 2, width), (c.hidden_size,), c.qkv_bias, self.param_dtype, name="qkv")
+        size = self.in_size or c.hidden_size
+        linear = Linear((heads, groups + 2, width), (size,), c.qkv_bias, self.param_dtype, name="qkv")
         fused = None
         if norm is not None and not c.qkv_bias and not self.is_initializing():
             fused = normed_product(x, norm, linear.variables["params"]["kernel"])
