@@ -26,10 +26,12 @@ ALLOWED = {
     # What a checkpoint is, and what the engine accepts today, read when a plan is asked for.
     "planning": {"foundation", "models", "cache", "checkpoint", "startup.args"},
     "calibration": {"foundation", "models", "quant", "tokenizers", "pallas_kernels"},
-    "runner": {"foundation", "models", "quant", "cache", "engine", "sampling", "planning", "pallas_kernels"},
+    "sharding": {"foundation", "models", "quant"},
+    "runner": {"foundation", "models", "quant", "cache", "engine", "sampling", "planning", "pallas_kernels"}
+    | {"sharding"},
     "speculation": {"foundation", "engine", "sampling", "cache.block_manager"},
     "startup": {"foundation", "models", "quant", "engine", "runner", "checkpoint", "planning", "tokenizers"}
-    | {"speculation"},
+    | {"speculation", "sharding"},
     "serving": {"foundation", "engine", "tokenizers"},
     "front": {"foundation", "models.config", "engine", "startup", "serving", "tokenizers"},
     "openai": {"foundation", "engine", "tokenizers", "serving"},

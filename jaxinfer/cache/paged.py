@@ -1,9 +1,11 @@
 """The paged KV pool on the device: one `LayerCache` a layer, in a float type or as codes with scales."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Sharding
 
 from jaxinfer.models.config import ModelConfig
 from pallas_kernels.block_copy import block_copy
@@ -45,17 +47,20 @@ def kv_cache_shapes(config: ModelConfig, num_blocks: int, block_size: int, dtype
     return jax.eval_shape(lambda: _zeros(config, num_blocks, block_size, dtype))
 
 
-def init_kv_cache(config: ModelConfig, num_blocks: int, block_size: int, dtype: str) -> KVCache:
-    """An empty pool on the default device, zeroed: masked attention multiplies what it reads too.
+def init_kv_cache(
+    config: ModelConfig, num_blocks: int, block_size: int, dtype: str, sharding: Sharding | None = None
+) -> KVCache:
+    """An empty pool, zeroed: masked attention multiplies what it reads too.
 
     Args:
         config, num_blocks, block_size, dtype: as for `kv_cache_shapes`.
+        sharding: of every array; None is the default device.
 
     Raises:
         ValueError: the device has no room for it.
     """
     try:
-        return _zeros(config, num_blocks, block_size, dtype)
+        return _zeros(config, num_blocks, block_size, dtype, sharding)
     except RuntimeError as error:  # jax.errors.JaxRuntimeError
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -88,15 +93,18 @@ def _copied(layer: LayerCache, source_ids: jax.Array, target_ids: jax.Array) -> 
     return LayerCache(*block_copy(layer.pages, source_ids, target_ids, scales=layer.scales))
 
 
-def _zeros(config: ModelConfig, num_blocks: int, block_size: int, dtype: str) -> KVCache:
+def _zeros(
+    config: ModelConfig, num_blocks: int, block_size: int, dtype: str, sharding: Sharding | None = None
+) -> KVCache:
+    zeros = partial(jnp.zeros, device=sharding)
     rows = (num_blocks, 2 * config.num_key_value_heads, block_size)
     kv_format = next((candidate for candidate in FORMATS if candidate.name == dtype), None)
     if kv_format is None:
         return tuple(
-            LayerCache(jnp.zeros((*rows, config.head_dim), jnp.dtype(dtype))) for _ in range(config.num_hidden_layers)
+            LayerCache(zeros((*rows, config.head_dim), jnp.dtype(dtype))) for _ in range(config.num_hidden_layers)
         )
     width = config.head_dim // 2 if kv_format.packed else config.head_dim
     return tuple(
-        LayerCache(jnp.zeros((*rows, width), kv_format.dtype), jnp.zeros(rows, jnp.float32))
+        LayerCache(zeros((*rows, width), kv_format.dtype), zeros(rows, jnp.float32))
         for _ in range(config.num_hidden_layers)
     )

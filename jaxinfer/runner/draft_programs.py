@@ -11,6 +11,7 @@ from jaxinfer.runner.buckets import bucket_for
 from jaxinfer.runner.draft_step import DraftState, make_draft_step
 from jaxinfer.runner.inputs import StepSpec, packed_size
 from jaxinfer.runner.programs import COMPILE_THREADS, compiled_buckets, gpu_options, table_width
+from jaxinfer.sharding.placement import WHOLE, Placement
 from pallas_kernels.dispatch import current_device
 
 
@@ -21,17 +22,25 @@ class DraftPrograms:
         config: of the engine, with the draft's model.
         vocab_size: V of the target.
         params, kv, state: arrays or shapes of the draft's.
+        placement: where the programs run; None is JAX's default device.
     """
 
-    def __init__(self, config: EngineConfig, vocab_size: int, params: object, kv: KVCache, state: DraftState) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        vocab_size: int,
+        params: object,
+        kv: KVCache,
+        state: DraftState,
+        placement: Placement | None = None,
+    ) -> None:
+        self._placement = placement or Placement()
         self.buckets = compiled_buckets(config)
         self._config = config
         self._vocab_size = vocab_size
         leaves, self._params_tree = jax.tree.flatten(params)
         self._gpu_options = gpu_options(params)
-        self._shapes = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (tuple(leaves), kv, state)
-        )
+        self._shapes = jax.tree.map(self._placement.shape, (tuple(leaves), kv, state))
         self._steps: dict[StepSpec, jax.stages.Compiled] = {}
 
     @property
@@ -74,4 +83,5 @@ class DraftPrograms:
         )
         packed = jax.ShapeDtypeStruct((packed_size(spec),), jnp.int32)
         options = self._gpu_options if current_device().platform == "gpu" else None
+        function = self._placement.program(function, WHOLE, WHOLE)
         return jax.jit(function, donate_argnums=(1, 2), compiler_options=options).lower(*self._shapes, packed)

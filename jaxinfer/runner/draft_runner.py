@@ -12,6 +12,7 @@ from jaxinfer.runner.draft_step import DraftState, init_draft_state
 from jaxinfer.runner.inputs import BlockTables, assemble
 from jaxinfer.runner.programs import table_width
 from jaxinfer.sampling.draft_slots import DraftSlots
+from jaxinfer.sharding.placement import Placement
 from jaxinfer.typing import Params
 
 
@@ -22,23 +23,26 @@ class DraftRunner:
         config: the engine's settings with the draft's model in place of the target's.
         params: the draft's parameter tree.
         vocab_size: V of the target.
+        placement: where everything lies; None is JAX's default device. On a mesh the draft lies whole on each device.
     """
 
-    def __init__(self, config: EngineConfig, params: Params, vocab_size: int) -> None:
+    def __init__(
+        self, config: EngineConfig, params: Params, vocab_size: int, placement: Placement | None = None
+    ) -> None:
         speculation = config.speculation
         if speculation is None:
             raise ValueError("config.speculation=None: a draft model needs to know how far ahead it guesses")
         self.config = config
+        self._placement = placement or Placement()
         self._vocab_size = vocab_size
         self._num_tokens = speculation.num_tokens
         self._num_places = config.max_draft_rows
         self._kv, self._state = self._empty()
-        (device,) = self._kv[0].pages.devices()
-        self._leaves = tuple(jax.device_put(leaf, device) for leaf in jax.tree.leaves(params))
+        self._leaves = tuple(self._placement.put(jax.tree.leaves(params)))
         seqs = config.scheduler.max_num_seqs
         self._tables = BlockTables(seqs, table_width(config), -(-self._num_tokens // config.cache.block_size))
         self._slots = DraftSlots(seqs)
-        self._programs = DraftPrograms(config, vocab_size, params, self._kv, self._state)
+        self._programs = DraftPrograms(config, vocab_size, params, self._kv, self._state, self._placement)
 
     @property
     def num_compiled(self) -> int:
@@ -72,7 +76,8 @@ class DraftRunner:
         places = [lane * self._num_tokens + index for lane in lanes]
         sampling = self._slots.prepare(plan, places, spec.num_rows)
         packed = assemble(plan, spec, self._tables, self.config.cache.block_size, sampling if sampler else sampling[:1])
-        output = self._programs.step(spec)(self._leaves, self._kv, self._state, jax.device_put(packed))
+        sent = jax.device_put(packed, self._placement.sharding())
+        output = self._programs.step(spec)(self._leaves, self._kv, self._state, sent)
         self._kv, self._state = output.kv, output.state
         output.tokens.copy_to_host_async()
         return output.tokens
@@ -91,6 +96,7 @@ class DraftRunner:
         self._kv, self._state = self._empty()
 
     def _empty(self) -> tuple[KVCache, DraftState]:
-        config = self.config
-        kv = init_kv_cache(config.model, config.cache.num_blocks, config.cache.block_size, config.kv_dtype)
-        return kv, init_draft_state(config.scheduler.max_num_seqs, self._num_places, self._vocab_size)
+        config, everywhere = self.config, self._placement.sharding()
+        cache = config.cache
+        kv = init_kv_cache(config.model, cache.num_blocks, cache.block_size, config.kv_dtype, everywhere)
+        return kv, init_draft_state(config.scheduler.max_num_seqs, self._num_places, self._vocab_size, everywhere)

@@ -1,10 +1,12 @@
 """draft_step: a step of a draft model, which writes its own pool and draws one token more for each row."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Sharding
 
 from jaxinfer.cache.paged import KVCache
 from jaxinfer.models.config import ModelConfig
@@ -37,9 +39,10 @@ class DraftOutput(NamedTuple):
     state: DraftState
 
 
-def init_draft_state(num_slots: int, num_places: int, vocab_size: int) -> DraftState:
-    """An all-zero state of C slots and D places."""
-    return DraftState(jnp.zeros((num_slots,), jnp.int32), jnp.zeros((num_places, vocab_size), jnp.float32))
+def init_draft_state(num_slots: int, num_places: int, vocab_size: int, sharding: Sharding | None = None) -> DraftState:
+    """An all-zero state of C slots and D places; `sharding`: of its arrays, None is the default device."""
+    zeros = partial(jnp.zeros, device=sharding)
+    return DraftState(zeros((num_slots,), jnp.int32), zeros((num_places, vocab_size), jnp.float32))
 
 
 def make_draft_step(

@@ -16,6 +16,7 @@ from jaxinfer.runner.buckets import bucket_for, token_buckets
 from jaxinfer.runner.inputs import StepSpec, packed_size
 from jaxinfer.runner.step import make_forward_step
 from jaxinfer.sampling.state import COUNTS_A_CALL, SamplingState, count_tokens, upload_bias, upload_counts
+from jaxinfer.sharding.placement import Placement
 from pallas_kernels.dispatch import current_device
 
 COMPILE_THREADS = 2
@@ -78,17 +79,26 @@ class Programs:
         params: parameters, or their shapes; the values are not kept.
         kv: the pool, or its shapes.
         state: sampling state, or its shapes.
+        placement: where the programs run; None is JAX's default device.
     """
 
-    def __init__(self, config: EngineConfig, params: object, kv: KVCache, state: SamplingState) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        params: object,
+        kv: KVCache,
+        state: SamplingState,
+        placement: Placement | None = None,
+    ) -> None:
         self.config = config
+        self._placement = placement or Placement()
         self.buckets = compiled_buckets(config)
         wanted = config.runner.max_logprobs
         limit = min(PACKED_LOGPROBS, config.model.vocab_size)
         self.num_logprobs = limit if wanted < 0 else min(wanted, limit)
         leaves, self._params_tree = jax.tree.flatten(params)
         self._gpu_options = gpu_options(params)
-        self._shapes = jax.tree.map(_shape_of, (tuple(leaves), kv, state))
+        self._shapes = jax.tree.map(self._placement.shape, (tuple(leaves), kv, state))
         self._steps: dict[StepSpec, jax.stages.Compiled] = {}
         self._uploads: dict[str, jax.stages.Compiled] = {}
         self._copy: jax.stages.Compiled | None = None
@@ -181,7 +191,3 @@ class Programs:
         ):
             for _ in pool.map(self.step, specs):
                 bar.update()
-
-
-def _shape_of(leaf: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from jaxinfer.cache.paged import init_kv_cache
+from jaxinfer.cache.paged import KVCache, init_kv_cache
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.plan import StepPlan, StepResult
 from jaxinfer.runner.block_copies import copy_calls
@@ -16,11 +16,12 @@ from jaxinfer.runner.programs import Programs, table_width
 from jaxinfer.runner.results import StepArrays, read_rows
 from jaxinfer.sampling.slots import SlotTable, count_calls
 from jaxinfer.sampling.state import SamplingState, init_state
+from jaxinfer.sharding.placement import Placement
 from jaxinfer.typing import Params
 
 
 class ModelRunner:
-    """Runs steps on one device (the engine's `Runner`).
+    """Runs steps where its placement says (the engine's `Runner`).
 
     Steps are dispatched without waiting. One transfer goes in and one comes out a step; the pool and the sampling state
     are donated from step to step and never copied.
@@ -29,14 +30,14 @@ class ModelRunner:
         config: the engine's settings.
         params: the decoder's parameter tree (see `jaxinfer.models.decoder.param_shapes`). Arrays on the engine's device
             are used without a copy, others are copied to it.
+        placement: the device that everything lies on; None is JAX's default device.
     """
 
-    def __init__(self, config: EngineConfig, params: Params) -> None:
+    def __init__(self, config: EngineConfig, params: Params, placement: Placement | None = None) -> None:
         self.config = config
+        self.placement = placement or Placement()
         model, scheduler = config.model, config.scheduler
-        self._kv = init_kv_cache(model, config.cache.num_blocks, config.cache.block_size, config.kv_dtype)
-        self._state: SamplingState = init_state(scheduler.max_num_seqs, model.vocab_size)
-        (self._device,) = self._kv[0].pages.devices()
+        self._kv, self._state = self._empty()
         self._leaves = self._place(params)
         guess = config.speculation
         num_drafts, keeps = (guess.num_tokens, guess.keeps_probabilities) if guess else (0, False)
@@ -44,7 +45,7 @@ class ModelRunner:
         self._tables = BlockTables(scheduler.max_num_seqs, table_width(config), draft_blocks)
         custom = bool(config.runner.logits_processors)
         self._slots = SlotTable(scheduler.max_num_seqs, model.vocab_size, custom, num_drafts, keeps)
-        self._programs = Programs(config, params, self._kv, self._state)
+        self._programs = Programs(config, params, self._kv, self._state, self.placement)
         self._last_ready = 0.0
         self.drafted: Callable[[], jax.Array] | None = None
         """Where drafts may be drawn, gives `DraftRows.drafted` of those that the next step verifies."""
@@ -76,7 +77,7 @@ class ModelRunner:
         for source_ids, target_ids in copy_calls(plan.copies):
             self._kv = self._programs.copy()(self._kv, source_ids, target_ids)
         drafted = (self.drafted(),) if spec.keeps_probabilities and self.drafted is not None else ()
-        output = self._programs.step(spec)(self._leaves, self._kv, self._state, jax.device_put(packed), *drafted)
+        output = self._programs.step(spec)(self._leaves, self._kv, self._state, self._send(packed), *drafted)
         self._kv, self._state = output.kv, output.state
         output.packed.copy_to_host_async()
         arrays = StepArrays(output.packed, output.logits, spec.sampler, self._programs.num_logprobs)
@@ -100,9 +101,7 @@ class ModelRunner:
         Raises:
             ValueError: the device has no room for the pool.
         """
-        config = self.config
-        self._kv = init_kv_cache(config.model, config.cache.num_blocks, config.cache.block_size, config.kv_dtype)
-        self._state = init_state(config.scheduler.max_num_seqs, config.model.vocab_size)
+        self._kv, self._state = self._empty()
 
     def take_params(self) -> tuple[jax.Array, ...]:
         """The parameters' leaves, which the runner lets go of: no step is executed before it gets others."""
@@ -114,13 +113,18 @@ class ModelRunner:
         self.release_kv()
         self._leaves = ()
 
+    def _empty(self) -> tuple[KVCache, SamplingState]:
+        config, everywhere = self.config, self.placement.sharding()
+        cache = config.cache
+        kv = init_kv_cache(config.model, cache.num_blocks, cache.block_size, config.kv_dtype, everywhere)
+        return kv, init_state(config.scheduler.max_num_seqs, config.model.vocab_size, everywhere)
+
     def _place(self, params: Params) -> tuple[jax.Array, ...]:
-        """The leaves on the engine's device; those that are there stay the same arrays."""
-        here = {self._device}
-        return tuple(
-            leaf if isinstance(leaf, jax.Array) and leaf.devices() == here else jax.device_put(leaf, self._device)
-            for leaf in jax.tree.leaves(params)
-        )
+        """The leaves where they belong; those that are there stay the same arrays."""
+        return tuple(self.placement.put(jax.tree.leaves(params)))
+
+    def _send(self, packed: np.ndarray) -> jax.Array:
+        return jax.device_put(packed, self.placement.sharding())
 
     def busy_since(self, started: float) -> float:
         """When the device began a step dispatched at `started`: not before it finished the previous one."""

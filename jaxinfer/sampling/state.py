@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Sharding
 
 IN_PROMPT = 1 << 30
 """The bit of a count that says that the id occurs in the prompt; the bits below count how often it was drawn."""
@@ -29,12 +30,13 @@ class SamplingState(NamedTuple):
     bias: jax.Array
 
 
-def init_state(num_slots: int, vocab_size: int) -> SamplingState:
-    """An all-zero state of `state_bytes` bytes."""
+def init_state(num_slots: int, vocab_size: int, sharding: Sharding | None = None) -> SamplingState:
+    """An all-zero state of `state_bytes` bytes; `sharding`: of its arrays, None is the default device."""
+    zeros = partial(jnp.zeros, device=sharding)
     return SamplingState(
-        last_tokens=jnp.zeros((num_slots,), jnp.int32),
-        counts=jnp.zeros((num_slots, vocab_size), jnp.int32),
-        bias=jnp.zeros((num_slots, vocab_size), jnp.float32),
+        last_tokens=zeros((num_slots,), jnp.int32),
+        counts=zeros((num_slots, vocab_size), jnp.int32),
+        bias=zeros((num_slots, vocab_size), jnp.float32),
     )
 
 
