@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxinfer.checkpoint.output_directory import check_output, publish, removed, sync_entry, sync_folder
+from jaxinfer.checkpoint.output_directory import check_output, publish, removed, sync_entry
 
 PROGRESS = "progress.json"
 
@@ -66,15 +66,16 @@ def resumable_directory(path: str | Path, identity: Mapping[str, Any]) -> Iterat
 
     The folder lies beside `path`, as ``.NAME.partial-resumable``. A killed or interrupted process leaves it, and the
     next one of the same identity goes on with it; nothing else reads it, and a conversion to the same `path` removes
-    it. A block that raises ValueError or OSError would do so again and leaves nothing.
+    it. A block that raises ValueError or OSError would do so again and leaves nothing; what a whole block has made stays
+    there until it has its name, whatever comes in between.
 
     Args:
         path: as for `output_directory`.
         identity: of JSON's types: what makes it the same work, by names that users know.
 
     Raises:
-        ValueError: `path` exists and is not an empty folder, another process is at it, or what was left is of another
-            identity; names the difference.
+        ValueError: `path` exists and is not an empty folder, at the beginning or at the end, another process is at it,
+            or what was left is of another identity; names the difference.
         OSError: it cannot be written, for lack of room, say; names it.
     """
     path = Path(path).expanduser().resolve()
@@ -87,9 +88,8 @@ def resumable_directory(path: str | Path, identity: Mapping[str, Any]) -> Iterat
         work._resume()
         with removed(partial, path, (ValueError, OSError)):
             yield work
-            sync_folder(partial)  # takes long, and may be interrupted
-            (partial / PROGRESS).unlink(missing_ok=True)
-            publish(partial, path)
+        publish(partial, path)
+        (path / PROGRESS).unlink(missing_ok=True)  # not before: without it what failed to be published would be lost
     finally:
         os.close(lock)
 

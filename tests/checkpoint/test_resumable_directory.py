@@ -73,6 +73,19 @@ def test_what_would_fail_again_leaves_nothing(error, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_cannot_be_published_stays_until_it_can(tmp_path):
+    with pytest.raises(ValueError, match="made by somebody else"), resumable_directory(tmp_path / "out", RUN) as work:
+        (work.folder / "1").write_text("hours of work")
+        work.save({"done": 1})
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "theirs").write_text("text")
+    (tmp_path / "out").rename(tmp_path / "elsewhere")
+    with resumable_directory(tmp_path / "out", RUN) as work:
+        assert work.progress == {"done": 1}
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["elsewhere", "out"]
+    assert [entry.name for entry in (tmp_path / "out").iterdir()] == ["1"]
+
+
 def test_two_at_once_are_refused(tmp_path):
     with start(tmp_path / "out", "wait") as process:
         message = "is being written by another process"
