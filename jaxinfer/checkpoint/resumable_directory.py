@@ -66,8 +66,8 @@ def resumable_directory(path: str | Path, identity: Mapping[str, Any]) -> Iterat
 
     The folder lies beside `path`, as ``.NAME.partial-resumable``. A killed or interrupted process leaves it, and the
     next one of the same identity goes on with it; nothing else reads it, and a conversion to the same `path` removes
-    it. A block that raises ValueError or OSError would do so again and leaves nothing; what a whole block has made stays
-    there until it has its name, whatever comes in between.
+    it. A block that raises ValueError or OSError would do so again and leaves nothing; what a block that ended has made
+    stays there until it has its name, whatever comes in between.
 
     Args:
         path: as for `output_directory`.

@@ -1,8 +1,12 @@
-"""What a quantised checkpoint's matrices will take, from its config alone."""
+"""What a quantised checkpoint's matrices will take: from its files' headers, or from its config alone."""
 
+import math
 from dataclasses import replace
 from typing import NamedTuple
 
+from jaxinfer.checkpoint.checkpoint import Checkpoint
+from jaxinfer.checkpoint.leaf_shapes import leaf_shapes
+from jaxinfer.checkpoint.packed_codes import packed_storages
 from jaxinfer.checkpoint.weight_map import expected_weights
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.families.family import Family
@@ -15,7 +19,7 @@ _SCALE_DTYPES = {"scales": "float16", "weight_scale": "bfloat16"}
 
 
 class StoredMatrix(NamedTuple):
-    """One linear layer.
+    """One linear layer, or a parameter that is made of several.
 
     Attributes:
         method: that of the engine with such codes, "awq" and "gptq" included; None for floats.
@@ -28,8 +32,30 @@ class StoredMatrix(NamedTuple):
     nbytes: int
 
 
+def held_matrices(checkpoint: Checkpoint) -> list[StoredMatrix]:
+    """Each parameter that holds matrices of the layers, routers left out, as the engine holds it on a device that takes
+    the checkpoint's codes over.
+
+    Args:
+        checkpoint: a quantised one.
+    """
+    assert checkpoint.layout is not None
+    kept, found = packed_storages(checkpoint), []
+    for path, spec in leaf_shapes(checkpoint.model_config, "bfloat16").items():
+        axis = input_axis(path, spec.shape)
+        if axis is None or not path.startswith("layers_"):
+            continue
+        storage, channels, row = kept.get(path), math.prod(spec.shape[:axis]), math.prod(spec.shape[axis:])
+        if storage is None:
+            found.append(StoredMatrix(None, spec.size, 2 * spec.size))
+        else:
+            method = _method(storage, checkpoint.layout.method)
+            found.append(StoredMatrix(method, spec.size, storage.nbytes(channels, row)))
+    return found
+
+
 def stored_matrices(layout: Layout, family: Family, config: ModelConfig) -> list[StoredMatrix]:
-    """Each linear layer of the model's layers, routers left out.
+    """Each linear layer of the model's layers, routers left out, of a checkpoint whose files are not here.
 
     Scales whose dtype only the files know are taken for 16 bits. Not seen is what only the files say: an order of
     inputs in compressed-tensors, and which matrices end up in floats because their parts differ

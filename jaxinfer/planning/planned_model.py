@@ -5,11 +5,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.planning.formulas import WeightFormat
 from jaxinfer.planning.presets import PRESETS, billions, generic_model, preset_named
+
+if TYPE_CHECKING:
+    from jaxinfer.quant.layouts.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -21,14 +24,19 @@ class PlannedModel:
         config: its architecture.
         quant: format of the weights, where they are quantised already: that of `WEIGHT_FORMATS` which most have.
         stored: what they really take, all of the layers' matrices on average; None where nothing is quantised.
-        method: the checkpoint's, `quantization` of the engine; None where nothing is quantised.
+        layout: how they are packed; None where nothing is quantised.
     """
 
     name: str
     config: ModelConfig
     quant: str | None = None
     stored: WeightFormat | None = None
-    method: str | None = None
+    layout: "Layout | None" = None
+
+    @property
+    def method(self) -> str | None:
+        """The checkpoint's, `quantization` of the engine; None where nothing is quantised."""
+        return None if self.layout is None else self.layout.method
 
 
 def planned_model(model: float | str | Path | ModelConfig) -> PlannedModel:
@@ -95,11 +103,15 @@ def _of_hf_config(folder: Path, config: Mapping[str, Any]) -> PlannedModel:
     model, layout = family.model_config(text), stored_layout(folder, config)
     if layout is None:
         return PlannedModel(folder.name, model)
-    from jaxinfer.checkpoint.stored_formats import stored_matrices
+    from jaxinfer.checkpoint.checkpoint import open_checkpoint
+    from jaxinfer.checkpoint.stored_formats import held_matrices, stored_matrices
 
-    matrices = stored_matrices(layout, family, model)
+    if any(folder.glob("*.safetensors")):
+        matrices = held_matrices(open_checkpoint(folder))
+    else:
+        matrices = stored_matrices(layout, family, model)
     values: Counter[str] = Counter()
     for matrix in matrices:
         values[matrix.method or "fp16"] += matrix.values
     stored = WeightFormat(8 * sum(matrix.nbytes for matrix in matrices) / values.total())
-    return PlannedModel(folder.name, model, values.most_common(1)[0][0], stored, layout.method)
+    return PlannedModel(folder.name, model, values.most_common(1)[0][0], stored, layout)

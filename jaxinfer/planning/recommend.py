@@ -87,7 +87,7 @@ def recommend_config(
         setting=setting,
         num_gpus=_num_gpus(num_gpus, found, tp),
         tp=_tp(tp, model),
-        quant=None if quant in (None, model.method) else weight_format(quant)[0],
+        quant=_quant(quant, model),
         kv_dtype=_kv_dtype(kv_cache_dtype, found.spec),
     )
     plan = best_plan(question)
@@ -137,6 +137,20 @@ def _answer(question: Question, plan: MemoryPlan) -> Recommendation:
         engine_arguments=arguments,
         reasons=(*reasons(question, plan, roofline), *refused),
         plan=plan,
+    )
+
+
+def _quant(quant: str | None, model: PlannedModel) -> str | None:
+    """What was asked for; None for a choice or the checkpoint's own."""
+    if quant is None:
+        return None
+    if model.layout is None:
+        return weight_format(quant)[0]
+    if quant in model.layout.names:
+        return None
+    raise ValueError(
+        f"quant={quant!r} was asked for, but {model.name} is quantised as {model.layout}, which the engine keeps; leave "
+        "that out, or plan for the unquantised checkpoint"
     )
 
 

@@ -124,22 +124,31 @@ def test_models_of_other_kinds(tmp_path: Path) -> None:
     [
         ("awq_row", "awq", "awq", 4 + 48 / 64),  # a 16-bit scale and a 32-bit offset for all 64 (96 of down) inputs
         ("gptq_v1", "gptq", "gptq", 4 + 32 / 32),  # of 16 bits both, in groups of 32
-        ("gptq_v2_8bit", "gptq", "int8", 8 + 48 / 32 + 32 / 64),  # and the inputs' order, 64 outputs on average
-        ("ct_w4a16", "compressed-tensors", "int4", 4 + 32 / 32),
+        ("gptq_v2_8bit", "gptq", "int8", 8 + 48 / 32 + 32 / 106.7),  # and the inputs' order, of 107 outputs on average
+        ("gptq_act_order", "gptq", "gptq", 9.2333),  # qkv in floats, as its parts' orders differ
+        ("ct_w4a16", "compressed-tensors", "int4", 4 + 64 / 32),  # of 32 bits both
         ("ct_w8a8", "compressed-tensors", "int8_w8a8", 8 + 32 / 64),
         ("ct_fp8", "compressed-tensors", "fp8", 8 + 32 / 64),
         ("bnb_int8", "bitsandbytes", "int8", 8 + 32 / 64),
-        ("bnb_nf4", "bitsandbytes", "nf4", 4 + 32 / 64 + 0.1),  # a table of 64 bytes each
-        ("bnb_fp4", "bitsandbytes", "fp4", 4 + 32 / 64 + 0.1),
+        ("bnb_nf4", "bitsandbytes", "nf4", 4 + 32 / 64 + 0.0556),  # a table of 64 bytes each
+        ("bnb_fp4", "bitsandbytes", "fp4", 4 + 32 / 64 + 0.0556),
         ("fp8_block", "fp8", "fp8", 8 + 32 / 128),
     ],
 )
-@pytest.mark.filterwarnings("ignore:the checkpoint's")
+@pytest.mark.filterwarnings("ignore:the checkpoint's", "ignore:.*do not go together")
 def test_quantised_checkpoints(folder: str, method: str, quant: str, bits: float) -> None:
     found = planned_model(DATA / "quantised" / folder)
     assert (found.method, found.quant) == (method, quant)
     assert found.stored is not None
     assert found.stored.bits == pytest.approx(bits, rel=0.02)
+
+
+def test_a_quantised_checkpoint_of_which_only_the_config_is_here(tmp_path: Path) -> None:
+    """Scales are taken for 16 bits."""
+    (tmp_path / "config.json").write_bytes((DATA / "quantised/ct_w4a16/config.json").read_bytes())
+    found = planned_model(tmp_path)
+    assert found.method == "compressed-tensors"
+    assert found.stored is not None and found.stored.bits == 4 + 32 / 32
 
 
 def test_no_such_model() -> None:

@@ -128,9 +128,10 @@ def test_a_quantised_checkpoint_stays_as_it_is() -> None:
     assert (plan.quant, arguments["quantization"]) == ("int4", "compressed-tensors")
     assert EngineArgs("model", **arguments).quantization == "compressed-tensors"
     count = count_parameters(planned_model(folder).config)
-    assert plan["memory"]["weights"] == 5 * count.linear / 8 + 2 * (count.total - count.linear)  # groups of 32
+    assert plan["memory"]["weights"] == 6 * count.linear / 8 + 2 * (count.total - count.linear)  # groups of 32
     assert recommend_config("l4", folder, 8, quant="compressed-tensors")["memory"] == plan["memory"]
-    assert recommend_config("l4", folder, 8, quant="int8")["engine_arguments"]["quantization"] == "int8"
+    with pytest.raises(ValueError, match="quant='int8' was asked for, but ct_w4a16 is quantised as compressed-tensors"):
+        recommend_config("l4", folder, 8, quant="int8")
     assert recommend_config("l4", DATA / "quantised/fp8_block", 8)["engine_arguments"]["quantization"] == "fp8"
     refused = recommend_config("l4", folder, 8, gpu_memory_utilization=1e-4, kv_cache_dtype="auto")["error"]
     assert "in int4 the weights" in refused and "weights in fp16" not in refused
