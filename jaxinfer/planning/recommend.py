@@ -149,8 +149,8 @@ def _quant(quant: str | None, model: PlannedModel) -> str | None:
     if quant in model.layout.names:
         return None
     raise ValueError(
-        f"quant={quant!r} was asked for, but {model.name} is quantised as {model.layout}, which the engine keeps; leave "
-        "that out, or plan for the unquantised checkpoint"
+        f"quant={quant!r} was asked for, but {model.name} is quantised as {model.layout}, which the engine keeps; "
+        "leave that out, or plan for the unquantised checkpoint"
     )
 
 
