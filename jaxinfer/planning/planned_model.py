@@ -5,14 +5,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.planning.formulas import WeightFormat
 from jaxinfer.planning.presets import PRESETS, billions, generic_model, preset_named
-
-if TYPE_CHECKING:
-    from jaxinfer.quant.layouts.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -24,19 +21,18 @@ class PlannedModel:
         config: its architecture.
         quant: format of the weights, where they are quantised already: that of `WEIGHT_FORMATS` which most have.
         stored: what they really take, all of the layers' matrices on average; None where nothing is quantised.
-        layout: how they are packed; None where nothing is quantised.
+        method: the checkpoint's, `quantization` of the engine; None where nothing is quantised.
+        names: all values of `quantization` that agree with it.
+        packing: how it is packed, in words.
     """
 
     name: str
     config: ModelConfig
     quant: str | None = None
     stored: WeightFormat | None = None
-    layout: "Layout | None" = None
-
-    @property
-    def method(self) -> str | None:
-        """The checkpoint's, `quantization` of the engine; None where nothing is quantised."""
-        return None if self.layout is None else self.layout.method
+    method: str | None = None
+    names: tuple[str, ...] = ()
+    packing: str = ""
 
 
 def planned_model(model: float | str | Path | ModelConfig) -> PlannedModel:
@@ -114,4 +110,5 @@ def _of_hf_config(folder: Path, config: Mapping[str, Any]) -> PlannedModel:
     for matrix in matrices:
         values[matrix.method or "fp16"] += matrix.values
     stored = WeightFormat(8 * sum(matrix.nbytes for matrix in matrices) / values.total())
-    return PlannedModel(folder.name, model, values.most_common(1)[0][0], stored, layout)
+    most = values.most_common(1)[0][0]
+    return PlannedModel(folder.name, model, most, stored, layout.method, layout.names, str(layout))

@@ -144,12 +144,12 @@ def _quant(quant: str | None, model: PlannedModel) -> str | None:
     """What was asked for; None for a choice or the checkpoint's own."""
     if quant is None:
         return None
-    if model.layout is None:
+    if model.method is None:
         return weight_format(quant)[0]
-    if quant in model.layout.names:
+    if quant in model.names:
         return None
     raise ValueError(
-        f"quant={quant!r} was asked for, but {model.name} is quantised as {model.layout}, which the engine keeps; "
+        f"quant={quant!r} was asked for, but {model.name} is quantised as {model.packing}, which the engine keeps; "
         "leave that out, or plan for the unquantised checkpoint"
     )
 
