@@ -21,6 +21,7 @@ from jaxinfer.serving.stats_log import StatsLog
 from jaxinfer.startup.args import EngineArgs
 from jaxinfer.startup.loading import load_engine
 from jaxinfer.startup.unbuilt import without_unbuilt
+from jaxinfer.startup.update_mode import UpdateMode, checked_mode
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 from jaxinfer.typing import Params
 
@@ -148,14 +149,61 @@ class AsyncLLM:
         """What is used without `sampling_params`: the model's generation config over vLLM's defaults."""
         return self._parts.default_sampling_params()
 
-    async def update_params(self, params: Params) -> None:
-        """Swaps the model's parameters between two steps. Requests under way go on with the new ones, over the keys
-        and values they have; the prefix cache is emptied.
+    async def update_params(self, params: Params, mode: UpdateMode = "keep") -> None:
+        """Swaps the model's parameters between two steps; see `LLM.update_params`.
+
+        Args:
+            params: tree of the same leaves, shapes and dtypes as before.
+            mode: "keep": requests under way go on with the new ones, over the keys and values they have. "abort":
+                they end with finish_reason "abort". "wait": they finish first, and those that come meanwhile wait
+                and are served by the new parameters.
 
         Raises:
-            ValueError: a leaf is missing, too many, or of another shape or dtype; nothing is changed.
+            ValueError: a leaf is missing, too many, or of another shape or dtype; or another mode; or mode="wait"
+                while `pause_generation(mode="keep")` keeps requests from finishing. Nothing is changed.
         """
-        await asyncio.wrap_future(self._thread.call(lambda: self._parts.update_params(params)))
+        aborts = checked_mode(mode) == "abort"
+        if mode == "wait":
+            await asyncio.wrap_future(self._thread.call_when_idle(lambda: self._parts.update_params(params)))
+        else:
+            await asyncio.wrap_future(self._thread.call_for_outputs(lambda: self._parts.update_params(params, aborts)))
+
+    @property
+    def weight_version(self) -> int:
+        """How often `update_params` has changed the parameters: 0 for those that the engine began with."""
+        return self._parts.engine.weight_version
+
+    async def pause_generation(self, mode: UpdateMode = "abort", *, clear_cache: bool = True) -> None:
+        """Stops serving, for an update of the parameters, say, until `resume_generation`. Requests that come meanwhile
+        are taken and wait.
+
+        Args:
+            mode: "abort": requests under way end with finish_reason "abort". "wait": they finish first. "keep": they
+                stop where they are and go on afterwards.
+            clear_cache: empty the prefix cache. Requests that were stopped lose their keys and values as well, and
+                compute them again when they go on, with what the parameters are then.
+
+        Raises:
+            ValueError: another mode; or mode="wait" while requests are stopped by mode="keep".
+        """
+        thread, engine = self._thread, self._parts.engine
+        await asyncio.wrap_future(thread.hold())
+        if checked_mode(mode) == "abort":
+            await asyncio.wrap_future(thread.call_for_outputs(engine.abort_all))
+        elif mode == "wait":
+            await asyncio.wrap_future(thread.call_when_idle(lambda: None))
+        else:
+            await asyncio.wrap_future(thread.freeze())
+        if clear_cache:
+            await asyncio.wrap_future(thread.call(lambda: engine.reset_prefix_cache(True)))
+
+    async def resume_generation(self) -> None:
+        """Ends `pause_generation`; nothing happens when nothing is paused."""
+        await asyncio.wrap_future(self._thread.release())
+
+    async def is_paused(self) -> bool:
+        """Whether `pause_generation` was called and `resume_generation` was not."""
+        return self._thread.is_held
 
     async def sleep(self, level: int = 1) -> None:
         """Gives device memory back; see `LLM.sleep`. Requests under way pause with what they have and go on after

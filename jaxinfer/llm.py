@@ -1,7 +1,6 @@
 """LLM: generating text for many prompts at once, from a script."""
 
 import itertools
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -28,9 +27,11 @@ from jaxinfer.serving.inputs import (
 from jaxinfer.serving.profiling import start_profile, stop_profile
 from jaxinfer.serving.progress import RequestProgress
 from jaxinfer.serving.stats_log import StatsLog
+from jaxinfer.serving.step_gate import StepGate
 from jaxinfer.startup.args import EngineArgs
 from jaxinfer.startup.loading import load_engine
 from jaxinfer.startup.unbuilt import without_unbuilt
+from jaxinfer.startup.update_mode import UpdateMode, checked_mode
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 from jaxinfer.typing import Params
 
@@ -65,7 +66,8 @@ class LLM:
         self._parts = load_engine(args, model_config, params)
         self._log = StatsLog(None if args.disable_log_stats else 10.0)
         self._counter = itertools.count()
-        self._lock = threading.RLock()
+        self._lock = StepGate()
+        self._run: BatchRun | None = None
 
     @classmethod
     def from_engine_args(
@@ -193,17 +195,40 @@ class LLM:
         """What is used without `sampling_params`: the model's generation config over vLLM's defaults."""
         return self._parts.default_sampling_params()
 
-    def update_params(self, params: Params) -> None:
-        """Swaps the model's parameters; the next step uses the new ones. Arrays on the device are not copied.
+    def update_params(self, params: Params, mode: UpdateMode = "keep") -> None:
+        """Swaps the model's parameters between two steps; the next one uses the new ones, and `weight_version` goes up
+        by 1. Arrays on the engine's device in the engine's dtype are used as they are, without a copy, and no program
+        is compiled again. The prefix cache is emptied.
 
-        Requests that are running go on with the keys and values that the old parameters made; the prefix cache is
-        emptied, so that no later one sees them.
+        Args:
+            params: tree of the same leaves, shapes and dtypes as before. Where the engine quantises, floats are
+                quantised as the first ones were, leaf by leaf on the host, which takes as long as it did then.
+            mode: what becomes of requests that another thread has running meanwhile. "keep": they go on with the new
+                parameters, over the keys and values that the old ones made; their outputs tell which tokens were made
+                by which (`CompletionOutput.weight_versions`). "abort": they end with finish_reason "abort" and what
+                they have. "wait": they finish first.
 
         Raises:
-            ValueError: a leaf is missing, too many, or of another shape or dtype; nothing is changed.
+            ValueError: a leaf is missing, too many, or of another shape or dtype, by its name; another mode; or
+                mode="wait" from within a call that runs the requests. Nothing is changed.
         """
-        with self._lock:
-            self._parts.update_params(params)
+        if checked_mode(mode) == "wait":
+            with self._lock:
+                if self._parts.engine.has_unfinished_requests():
+                    raise ValueError("mode='wait' from within generate() would wait for itself; use 'keep' or 'abort'")
+                self._parts.update_params(params)
+        else:
+            self._lock.between_steps(lambda: self._update(params, mode == "abort"))
+
+    def _update(self, params: Params, aborts: bool) -> None:
+        outputs = self._parts.update_params(params, aborts)
+        if self._run is not None:
+            self._run.take(outputs)
+
+    @property
+    def weight_version(self) -> int:
+        """How often `update_params` has changed the parameters: 0 for those that the engine began with."""
+        return self._parts.engine.weight_version
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Empties the prefix cache (`update_params` does so by itself).
@@ -308,9 +333,10 @@ class LLM:
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
         with self._lock:
-            run = BatchRun(self._parts.engine, self._log, self._counter)
+            run = self._run = BatchRun(self._parts.engine, self._log, self._counter, self._lock)
             progress = RequestProgress(len(items), use_tqdm)
             try:
                 return run.serve(items, sampling_params, priority, progress)
             finally:
+                self._run = None
                 progress.close()

@@ -10,6 +10,7 @@ from jaxinfer.engine.outputs import CompletionOutput, Logprob, RequestMetrics, R
 from jaxinfer.engine.plan import RowResult
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.scheduler import Scheduler
+from jaxinfer.engine.version_runs import VersionRuns
 from jaxinfer.tokenizers.detokenizer import Detokenizer
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 
@@ -28,6 +29,7 @@ class _Group:
     metrics: RequestMetrics
     requests: list[Request]
     found: dict[Request, Candidates] = field(default_factory=dict)
+    versions: VersionRuns = field(default_factory=VersionRuns)
     num_made: int = 1
 
     @property
@@ -46,6 +48,9 @@ class BeamGroups:
     Args:
         scheduler: serves the requests; nothing is in flight when it is called from here.
         tokenizer: makes the text; None when there is none.
+
+    Attributes:
+        weight_version: of the parameters that made what is accepted.
     """
 
     def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer | None) -> None:
@@ -54,6 +59,7 @@ class BeamGroups:
         self._groups: dict[str, _Group] = {}
         self._members: dict[Request, _Group] = {}
         self._done: list[RequestOutput] = []
+        self.weight_version = 0
 
     def __len__(self) -> int:
         """Prompts that have not finished."""
@@ -119,6 +125,10 @@ class BeamGroups:
         for group in list(self._groups.values()):
             self._close(group, "error", now, error, scheduler_lives=False)
 
+    def unfinished_ids(self) -> list[str]:
+        """The ids of all prompts that have not finished."""
+        return list(self._groups)
+
     def take_outputs(self) -> list[RequestOutput]:
         """The searches that have ended since the last call."""
         done, self._done = self._done, []
@@ -128,6 +138,7 @@ class BeamGroups:
         """All beams have their candidates: the search goes on, and the requests become its new beams."""
         before, found = group.requests, group.found
         group.found = {}
+        group.versions.add(self.weight_version)
         try:
             continuations = group.search.advance([found[request] for request in before])
         except Exception as failure:
@@ -203,6 +214,7 @@ class BeamGroups:
             logprobs=[self._logprobs(step) for step in path],
             finish_reason=reason or ("stop" if beam.ends else "length"),
             stop_reason=None,
+            weight_versions=group.versions.between(0, len(ids)),
         )
 
     def _text(self, prompt_token_ids: Sequence[int], token_ids: Sequence[int], skip_special_tokens: bool) -> str:

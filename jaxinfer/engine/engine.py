@@ -32,6 +32,7 @@ class _Step:
     plan: StepPlan
     pending: PendingStep
     dispatched_at: float
+    weight_version: int
 
 
 class Engine:
@@ -75,6 +76,8 @@ class Engine:
         self._is_waiting = False
         self._is_suspended = False
         self._failure: BaseException | None = None
+        self.weight_version = 0
+        """Counts the parameters that the runner was given: 0 for the first; see `params_changed`."""
 
     def add_request(
         self,
@@ -190,9 +193,15 @@ class Engine:
             self._beams.abort(request_id, now)
         return self._take_outputs()
 
-    def forget_prefixes(self) -> None:
-        """Empties the prefix cache, to be called when the parameters have changed. Requests that run go on with the
-        keys and values they have, and nothing they compute is shared with others."""
+    def abort_all(self) -> list[RequestOutput]:
+        """Ends every request as `abort` does."""
+        return self.abort(self._outputs.unfinished_ids() + self._beams.unfinished_ids())
+
+    def params_changed(self) -> None:
+        """To be called when the runner has got other parameters: steps from now on have the next weight version, and
+        the prefix cache is emptied. Requests that run go on with the keys and values they have, and nothing they
+        compute is shared with others."""
+        self.weight_version += 1
         self.scheduler.forget_prefixes()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
@@ -349,7 +358,7 @@ class Engine:
             self._times.schedule += scheduled - start
             if plan is None:
                 return
-            self._steps.append(_Step(plan, self.runner.execute(plan), scheduled))
+            self._steps.append(_Step(plan, self.runner.execute(plan), scheduled, self.weight_version))
             self._times.dispatch += self._clock() - scheduled
 
     def _complete_step(self) -> list[RequestOutput]:
@@ -363,6 +372,7 @@ class Engine:
         arrived = self._clock()
         accepted = self.scheduler.commit(step.plan, result)
         committed = self._clock()
+        self._outputs.weight_version = self._beams.weight_version = step.weight_version
         self._drafts.learn(result.device_seconds)
         times.num_generated_tokens += self._acceptance.take(step.plan, result, accepted, step.dispatched_at, arrived)
         outputs = self._take_outputs()

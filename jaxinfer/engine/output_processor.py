@@ -34,6 +34,9 @@ class OutputProcessor:
 
     Args:
         tokenizer: makes the text; None when there is none.
+
+    Attributes:
+        weight_version: of the parameters that made the tokens that are appended.
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
@@ -42,6 +45,7 @@ class OutputProcessor:
         self._members: dict[Request, tuple[_Group, Sample]] = {}
         self._sample_ids: set[str] = set()
         self._due: dict[str, _Group] = {}
+        self.weight_version = 0
 
     def __contains__(self, request_id: str) -> bool:
         """An unfinished request or sample has this id."""
@@ -82,6 +86,10 @@ class OutputProcessor:
             return None
         return group.samples[index].request
 
+    def unfinished_ids(self) -> list[str]:
+        """The ids of all requests (not samples) that have not finished."""
+        return list(self._groups)
+
     def unfinished_requests(self) -> list[Request]:
         """All samples that have not ended."""
         return list(self._members)
@@ -118,7 +126,7 @@ class OutputProcessor:
             metrics.first_token_time = now
         metrics.last_token_time = now
         metrics.num_generation_tokens += 1
-        stop = sample.append(request.output_token_ids[-1], result.logprobs)
+        stop = sample.append(request.output_token_ids[-1], result.logprobs, self.weight_version)
         if group.kind is not RequestOutputKind.FINAL_ONLY and sample.is_due():
             self._due[group.request_id] = group
         return stop

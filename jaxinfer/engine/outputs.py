@@ -68,6 +68,8 @@ class CompletionOutput:
         logprobs: one entry for each of `token_ids`, None when not asked for.
         finish_reason: "stop", "length", "abort", "error", or None while it runs.
         stop_reason: the stop text or stop token id that ended it, None for an end-of-sequence id.
+        weight_versions: which weights made `token_ids`, as runs ``(version, number of tokens)`` in their order; see
+            `LLM.weight_version`. Of a beam search, those that made the last beam of each round.
     """
 
     index: int
@@ -80,6 +82,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     lora_request: Any = None
     kv_transfer_params: Any = None
+    weight_versions: list[tuple[int, int]] = field(default_factory=list)
 
     def finished(self) -> bool:
         return self.finish_reason is not None

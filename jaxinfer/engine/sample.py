@@ -5,6 +5,7 @@ from jaxinfer.engine.outputs import CompletionOutput, TokenLogprobs
 from jaxinfer.engine.plan import RowLogprobs
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.sampling_params import RequestOutputKind
+from jaxinfer.engine.version_runs import VersionRuns
 from jaxinfer.tokenizers.detokenizer import Detokenizer
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 
@@ -27,6 +28,7 @@ class Sample:
         "_sent_end",
         "_sent_tokens",
         "_tokenizer",
+        "_versions",
         "is_done",
         "request",
     )
@@ -40,6 +42,7 @@ class Sample:
         self._tokenizer = tokenizer if params.detokenize else None
         self._logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
         self._cumulative_logprob = None if params.logprobs is None else 0.0
+        self._versions = VersionRuns()
         self._sent_tokens = 0
         self._sent_chars = 0
         self._sent_end = False
@@ -58,12 +61,13 @@ class Sample:
             min_tokens=params.min_tokens,
         )
 
-    def append(self, token_id: int, logprobs: RowLogprobs | None) -> str | None:
-        """Takes the token that the scheduler has just appended to the request.
+    def append(self, token_id: int, logprobs: RowLogprobs | None, weight_version: int) -> str | None:
+        """Takes the token that the scheduler has just appended to the request, made by these weights.
 
         Returns:
             The stop text that the token completes, else None.
         """
+        self._versions.add(weight_version)
         if self._logprobs is not None and logprobs is not None:
             text = self._tokenizer.token_text if self._tokenizer else None
             entry = token_logprobs(logprobs, 0, token_id, self.request.params.logprobs or 0, text)
@@ -117,4 +121,5 @@ class Sample:
             logprobs=None if self._logprobs is None else self._logprobs[first_token:],
             finish_reason=self.request.finish_reason if self.is_done else None,
             stop_reason=self.request.stop_reason if self.is_done else None,
+            weight_versions=self._versions.between(first_token, num_tokens),
         )

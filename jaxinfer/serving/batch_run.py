@@ -13,6 +13,7 @@ from jaxinfer.serving.interrupt import DeferredInterrupt
 from jaxinfer.serving.progress import RequestProgress
 from jaxinfer.serving.request_params import RequestParams, final_only, num_samples
 from jaxinfer.serving.stats_log import StatsLog
+from jaxinfer.serving.step_gate import StepGate
 
 _Item = TypeVar("_Item")
 
@@ -24,10 +25,13 @@ class BatchRun:
         engine: nobody else steps it meanwhile.
         log: told after every step.
         counter: makes the request ids.
+        gate: held by the caller; opened for others between two steps.
     """
 
-    def __init__(self, engine: Engine, log: StatsLog, counter: Iterator[int]) -> None:
+    def __init__(self, engine: Engine, log: StatsLog, counter: Iterator[int], gate: StepGate) -> None:
         self._engine = engine
+        self._gate = gate
+        self._outputs: dict[int, RequestOutput] = {}
         self._log = log
         self._counter = counter
         self._places: dict[str, int] = {}
@@ -47,12 +51,14 @@ class BatchRun:
         else:
             params = _one_each("sampling_params", sampling_params, SamplingParams, len(items))
         ranks = [0] * len(items) if priorities is None else _one_each("priority", priorities, int, len(items))
-        outputs: dict[int, RequestOutput] = {}
+        outputs = self._outputs
         try:
             with DeferredInterrupt() as interrupt:
                 self._add(items, params, ranks, outputs)
                 while self._places:
-                    self._step(outputs, progress)
+                    self.take(self._engine.step(), progress)
+                    self._log.tick(self._engine)
+                    self._gate.run_tasks()
                     interrupt.check()
         except BaseException:
             self._engine.abort(list(self._places))
@@ -89,13 +95,14 @@ class BatchRun:
         if refusals and not self._places:
             raise refusals[0]
 
-    def _step(self, outputs: dict[int, RequestOutput], progress: RequestProgress) -> None:
-        for output in self._engine.step():
+    def take(self, outputs: Sequence[RequestOutput], progress: RequestProgress | None = None) -> None:
+        """Takes outputs of the engine; those of its own requests are final."""
+        for output in outputs:
             place = self._places.pop(output.request_id, None)
             if place is not None:
-                outputs[place] = output
-                progress.finished(output)
-        self._log.tick(self._engine)
+                self._outputs[place] = output
+                if progress is not None:
+                    progress.finished(output)
 
 
 def _one_each(name: str, given: _Item | Sequence[_Item], kind: type[_Item], count: int) -> list[_Item]:

@@ -12,6 +12,7 @@ from typing import Any
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.errors import EngineDeadError
 from jaxinfer.engine.outputs import RequestOutput
+from jaxinfer.serving.held_intake import HeldIntake, run_task
 from jaxinfer.serving.inputs import TokenizedPrompt
 from jaxinfer.serving.mailbox import Mailbox
 from jaxinfer.serving.request_params import RequestParams
@@ -42,6 +43,8 @@ class EngineThread:
         self._log = log
         self._commands: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         self._mailboxes: dict[str, Mailbox] = {}
+        self._intake = HeldIntake()
+        self._is_frozen = False
         self._thread: threading.Thread | None = None
         self._start_lock = threading.Lock()
         self._stopping = False
@@ -78,12 +81,59 @@ class EngineThread:
                 mailbox.fail(error)
                 self._wake([mailbox])
 
-        self.call(add).add_done_callback(report)
+        def arrive() -> None:
+            held: Future[Any] = Future()
+            held.add_done_callback(report)
+            self._intake.take(request.request_id, mailbox, (held, add))
+
+        self.call(arrive).add_done_callback(report)
+
+    @property
+    def is_held(self) -> bool:
+        """New requests wait until `release`."""
+        return self._intake.is_held
+
+    def hold(self) -> Future[Any]:
+        """Has new requests wait until `release`."""
+        return self.call(self._intake.hold)
+
+    def freeze(self) -> Future[Any]:
+        """Has no step made until `release`."""
+        return self.call(lambda: setattr(self, "_is_frozen", True))
+
+    def release(self) -> Future[Any]:
+        """Ends `hold` and `freeze`."""
+
+        def release() -> None:
+            self._is_frozen = False
+            self._intake.release()
+
+        return self.call(release)
+
+    def call_when_idle(self, function: Callable[[], Any]) -> Future[Any]:
+        """Has the thread call `function` once all requests have finished; those that come meanwhile wait for it."""
+        result: Future[Any] = Future()
+
+        def begin() -> None:
+            if self._is_frozen and self._engine.has_unfinished_requests():
+                raise ValueError(
+                    "mode='wait' would wait for ever: requests were stopped by pause_generation(mode='keep'); call "
+                    "resume_generation() first, or use 'keep' or 'abort'"
+                )
+            self._intake.when_idle((result, function))
+
+        def report(future: Future[Any]) -> None:
+            if (error := future.exception()) is not None:
+                result.set_exception(error)
+
+        self.call(begin).add_done_callback(report)
+        return result
 
     def abandon(self, request_id: str, mailbox: Mailbox) -> None:
         """Drops a request that nobody waits for. Takes no lock: garbage collection may call it at any moment."""
 
         def drop() -> None:
+            self._intake.forget(mailbox)
             if self._mailboxes.get(request_id) is mailbox:
                 del self._mailboxes[request_id]
                 self._engine.abort([request_id])
@@ -97,7 +147,12 @@ class EngineThread:
     def abort(self, request_ids: Iterable[str]) -> Future[Any]:
         """Ends requests with finish_reason "abort"; unknown ids are fine."""
         ids = list(request_ids)
-        return self.call_for_outputs(lambda: self._engine.abort(ids))
+
+        def abort() -> Iterable[RequestOutput]:
+            self._intake.let_in(ids)
+            return self._engine.abort(ids)
+
+        return self.call_for_outputs(abort)
 
     def stop(self) -> None:
         """Ends the thread after its current step; requests under way fail with EngineDeadError. Idempotent."""
@@ -124,30 +179,33 @@ class EngineThread:
         try:
             while not self._stopping:
                 self._run_commands()
-                if not self._stopping and self._engine.can_step:
+                if not self._stopping and self._can_step:
                     self._deliver(self._engine.step())
                     self._log.tick(self._engine)
+                if self._intake.has_idle_tasks and not self._engine.has_unfinished_requests():
+                    self._intake.run_idle_tasks()
         except BaseException as error:
             self._failure = error
         self._closed = True
         self._refuse_commands()
-        mailboxes, self._mailboxes = list(self._mailboxes.values()), {}
+        self._intake.refuse(self._dead_error())
+        mailboxes, self._mailboxes = [*self._mailboxes.values(), *self._intake.mailboxes], {}
         for mailbox in mailboxes:
             mailbox.fail(self._dead_error())
         self._wake(mailboxes)
 
+    @property
+    def _can_step(self) -> bool:
+        return self._engine.can_step and not self._is_frozen
+
     def _run_commands(self) -> None:
         """Runs every command there is; waits for one while the engine has nothing to do."""
-        idle = not self._engine.can_step
+        idle = not self._can_step
         with contextlib.suppress(Empty):
             while True:
-                future, function = self._commands.get(block=idle)
+                task = self._commands.get(block=idle)
                 idle = False
-                if future.set_running_or_notify_cancel():
-                    try:
-                        future.set_result(function())
-                    except BaseException as error:
-                        future.set_exception(error)
+                run_task(task)
 
     def _refuse_commands(self) -> None:
         with contextlib.suppress(Empty):

@@ -5,6 +5,7 @@ import threading
 from dataclasses import replace
 
 from jaxinfer.engine.outputs import CompletionOutput, RequestOutput
+from jaxinfer.engine.version_runs import joined_runs
 
 
 class Mailbox:
@@ -84,4 +85,5 @@ def _joined(older: CompletionOutput, newer: CompletionOutput) -> CompletionOutpu
         text=older.text + newer.text,
         token_ids=older.token_ids + newer.token_ids,
         logprobs=None if newer.logprobs is None else (older.logprobs or []) + newer.logprobs,
+        weight_versions=joined_runs(older.weight_versions, newer.weight_versions),
     )

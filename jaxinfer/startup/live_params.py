@@ -13,7 +13,9 @@ from jaxinfer.quant.plan import QuantPlan
 from jaxinfer.typing import Params
 
 
-def match_params(params: Params, config: ModelConfig, dtype: str, plan: QuantPlan | None = None) -> Params:
+def match_params(
+    params: Params, config: ModelConfig, dtype: str, plan: QuantPlan | None = None, shapes: Params | None = None
+) -> Params:
     """The tree as plain nested dicts of device arrays. Leaves that are jax.Arrays stay the same arrays, others are
     copied; those that the plan quantises are rounded, one after the other on the host, unless they are QuantArrays of
     its format already.
@@ -23,6 +25,7 @@ def match_params(params: Params, config: ModelConfig, dtype: str, plan: QuantPla
         config: the architecture.
         dtype: dtype name that every leaf has.
         plan: which parameters are quantised, and how; None for none.
+        shapes: `param_shapes` of config and dtype, where they are known; tracing them takes most of the time.
 
     Raises:
         ValueError: a leaf is missing, too many, of another shape, dtype or format, deleted, on several devices, or to
@@ -30,7 +33,16 @@ def match_params(params: Params, config: ModelConfig, dtype: str, plan: QuantPla
     """
     if isinstance(params, Mapping) and set(params) == {"params"}:
         raise ValueError("params has the single entry 'params'; pass variables['params'], the parameters themselves")
-    return _match(params, param_shapes(config, jax.numpy.dtype(dtype)), "", plan)
+    return _match(params, shapes or param_shapes(config, jax.numpy.dtype(dtype)), "", plan)
+
+
+def float_shapes(params: Params, dtype: str) -> Params:
+    """`param_shapes` of the model whose parameters these are, quantised ones included, with this dtype."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jax.numpy.dtype(dtype)),
+        params,
+        is_leaf=lambda leaf: isinstance(leaf, QuantArray),
+    )
 
 
 def dtype_of_params(params: Params) -> str:

@@ -15,6 +15,7 @@ from jaxinfer.checkpoint.resolve import resolve_model
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.errors import EngineDeadError
+from jaxinfer.engine.outputs import RequestOutput
 from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import param_shapes
@@ -26,7 +27,7 @@ from jaxinfer.speculation.speculator import Speculator
 from jaxinfer.startup.args import EngineArgs
 from jaxinfer.startup.device_memory import claim_gpu_memory
 from jaxinfer.startup.generation_config import end_ids, read_generation_config, sampling_defaults
-from jaxinfer.startup.live_params import dtype_of_params, match_params
+from jaxinfer.startup.live_params import dtype_of_params, float_shapes, match_params
 from jaxinfer.startup.quantization import named_method, quant_plan
 from jaxinfer.startup.sizing import engine_config
 from jaxinfer.startup.sleep import Sleep
@@ -48,6 +49,7 @@ class EngineParts:
         defaults: fields of SamplingParams that the model's generation config sets.
         plan: which parameters are quantised, and how; None for none.
         sleep: the engine's device memory, given up and taken back.
+        shapes: the parameters' shapes in floats.
         speculator: guesses tokens ahead; None for nobody.
     """
 
@@ -59,6 +61,7 @@ class EngineParts:
         defaults: Mapping[str, Any],
         plan: QuantPlan | None,
         sleep: Sleep,
+        shapes: Params,
         speculator: Speculator | None = None,
     ) -> None:
         self._engine: Engine | None = engine
@@ -66,6 +69,7 @@ class EngineParts:
         self._sleep = sleep
         self._speculator = speculator
         self._plan = plan
+        self._shapes = shapes
         self.defaults = defaults
         self.tokenizer = tokenizer
 
@@ -86,12 +90,20 @@ class EngineParts:
         self.engine.check_alive()
         return self._sleep
 
-    def update_params(self, params: Params) -> None:
+    def update_params(self, params: Params, aborts: bool = False) -> list[RequestOutput]:
         """Checks new parameters, quantises them as the old ones were, and swaps them; to be called between two steps.
-        Keys and values of the old ones are never found again."""
-        config = self.engine.config
-        self._sleep.update_params(match_params(params, config.model, config.runner.dtype, self._plan))
-        self.engine.forget_prefixes()
+        Keys and values of the old ones are never found again.
+
+        Args:
+            params: see `LLM.update_params`.
+            aborts: whether running requests end; returns their last outputs.
+        """
+        engine, config = self.engine, self.engine.config
+        checked = match_params(params, config.model, config.runner.dtype, self._plan, self._shapes)
+        outputs = engine.abort_all() if aborts else []
+        self._sleep.update_params(checked)
+        engine.params_changed()
+        return outputs
 
     def close(self) -> None:
         """Frees the device memory that is the engine's own. Idempotent."""
@@ -154,7 +166,9 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
 
     reload = partial(_read_again, args, config.runner.dtype, plan) if params is None else None
     sleep = Sleep(engine, runner, jax.tree.structure(weights), reload, speculator.proposer if speculator else None)
-    return EngineParts(engine, runner, tokenizer, defaults, plan, sleep, speculator)
+    return EngineParts(
+        engine, runner, tokenizer, defaults, plan, sleep, float_shapes(weights, config.runner.dtype), speculator
+    )
 
 
 def _read_again(args: EngineArgs, dtype: str, plan: QuantPlan | None) -> Params:

@@ -159,7 +159,7 @@ class TestReset:
         harness.add("running", PROMPT, SamplingParams(temperature=0, max_tokens=40))
         for _ in range(3):
             harness.engine.step()
-        harness.engine.forget_prefixes()
+        harness.engine.params_changed()
         harness.add("next", PROMPT, GREEDY)
         outputs = harness.run()
         assert last(outputs, "next").num_cached_tokens == 0
