@@ -133,10 +133,23 @@ class Decoder(nn.Module):
         Returns:
             hidden[T, D], and the caches with the new keys and values.
         """
+        hidden, written, _ = self.tapped(tokens, positions, attend, caches, ())
+        return hidden, written
+
+    def tapped(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        attend: AttentionFn[Cache],
+        caches: Sequence[Cache],
+        taps: Sequence[int],
+    ) -> tuple[jax.Array, list[Cache], list[jax.Array]]:
+        """`__call__`, and the hidden states ``[T, D]`` at `taps` in their order: j is what goes into layer j, and the
+        number of layers is what comes out of the last one."""
         c = self.config
         x = self.embedded(tokens, positions)
         angles = {rope: rotation(c, positions, rope) for rope in sorted({kind.rope for kind in c.layer_kinds})}
-        written = []
+        written, seen = [], [x]
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             kind = c.layer_kind(index)
             if self.is_initializing():
@@ -146,7 +159,8 @@ class Decoder(nn.Module):
                 block = DecoderLayer(c, kind, sum_over=self.sum_over, parent=None)
                 x, cache = apply_layer(block, params, x, angles[kind.rope], attend, cache)
             written.append(cache)
-        return self.normed(x), written
+            seen.append(x)
+        return self.normed(x), written, [seen[tap] for tap in taps]
 
     def embedded(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
         """``x[T, D]`` that goes into the first layer, of ``tokens[T]`` at ``positions[T]``."""

@@ -30,14 +30,16 @@ SAMPLER_FIELDS = ("tokens", "finite", "allowed", "target_logprobs", "target_rank
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["page_ids", "offsets", "block_tables", "query_start", "context_lens", "work_lists"],
-    meta_fields=[],
+    data_fields=["page_ids", "offsets", "block_tables", "query_start", "context_lens", "work_lists", "tree_mask"],
+    meta_fields=["num_before"],
 )
 @dataclass(frozen=True)
 class PagedAttention:
     """Attention of one step over the paged pool: rotates, writes the keys and values, attends (an `AttentionFn`).
 
-    `work_lists`: one for each window that layers have, in no order.
+    `work_lists`: one for each window that layers have, in no order. `tree_mask`: as for `paged_attention`; None without
+    trees. `num_before`: each row has so many new tokens before those that are given here, whose keys and values are in
+    the pool already; they are new for the sake of the mask.
     """
 
     page_ids: jax.Array
@@ -46,6 +48,8 @@ class PagedAttention:
     query_start: jax.Array
     context_lens: jax.Array
     work_lists: tuple[WorkList, ...]
+    tree_mask: jax.Array | None = None
+    num_before: int = 0
 
     def __call__(
         self, qkv: jax.Array, angles: Rotation, cache: LayerCache, sight: Sight
@@ -81,7 +85,11 @@ class PagedAttention:
         return q, LayerCache(*written)
 
     def _attend(self, q: jax.Array, cache: LayerCache, sight: Sight, scale: float | None) -> jax.Array:
-        return paged_attention(
+        shape = q.shape
+        if self.num_before:
+            each = q.reshape(self.context_lens.shape[0], -1, *shape[1:])
+            q = jnp.pad(each, ((0, 0), (self.num_before, 0), (0, 0), (0, 0))).reshape(-1, *shape[1:])
+        out = paged_attention(
             q,
             cache.pages,
             self.block_tables,
@@ -91,8 +99,12 @@ class PagedAttention:
             scale=scale,
             window=sight.window,
             softcap=sight.softcap,
+            tree_mask=self.tree_mask,
             work_list=next(work_list for work_list in self.work_lists if work_list.window == sight.window),
         )
+        if self.num_before:
+            out = out.reshape(self.context_lens.shape[0], -1, *shape[1:])[:, self.num_before :].reshape(shape)
+        return out
 
 
 class StepOutput(NamedTuple):
@@ -168,25 +180,41 @@ def make_forward_step(
 
 def make_attention(step: StepInput, spec: StepSpec, config: ModelConfig, block_size: int) -> PagedAttention:
     """What all layers of a step share in their attention."""
-    return PagedAttention(
+    return attention_over(
+        config,
         page_ids=step.page_ids,
         offsets=step.positions % block_size,
         block_tables=step.block_tables,
         query_start=step.query_start,
         context_lens=step.context_lens,
-        work_lists=tuple(
-            make_work_list(
-                step.query_start,
-                step.context_lens,
-                num_tokens=spec.num_tokens,
-                num_heads=config.num_attention_heads,
-                num_kv_heads=config.num_key_value_heads,
-                head_dim=config.head_dim,
-                window=window,
-            )
-            for window in config.windows
-        ),
+        num_tokens=spec.num_tokens,
     )
+
+
+def attention_over(
+    config: ModelConfig, *, query_start: jax.Array, context_lens: jax.Array, num_tokens: int, **fields: Any
+) -> PagedAttention:
+    """The attention of T new tokens in a model's layers.
+
+    Args:
+        config: of the model.
+        query_start, context_lens: as for `paged_attention`.
+        num_tokens: T.
+        fields: the other arguments of `PagedAttention`, but the work lists.
+    """
+    work_lists = tuple(
+        make_work_list(
+            query_start,
+            context_lens,
+            num_tokens=num_tokens,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            window=window,
+        )
+        for window in config.windows
+    )
+    return PagedAttention(query_start=query_start, context_lens=context_lens, work_lists=work_lists, **fields)
 
 
 def pack_output(output: SamplerOutput) -> jax.Array:

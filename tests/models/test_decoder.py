@@ -12,6 +12,7 @@ from jaxinfer.models.attention import split_rotated
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import Decoder, init_params, param_shapes
 from jaxinfer.models.rope import inverse_frequencies, rotate, rotation
+from jaxinfer.models.sequence import SequenceAttention, SequenceDecoder
 
 CONFIG = ModelConfig(
     vocab_size=40,
@@ -126,3 +127,19 @@ def test_numpy_sizes_become_ints() -> None:
 def test_head_dim_must_be_given_when_it_does_not_follow() -> None:
     with pytest.raises(ValueError, match="give head_dim explicitly"):
         ModelConfig(10, 25, 8, 1, 2)
+
+
+def test_taps_are_what_goes_into_layers_and_what_comes_out_of_the_last() -> None:
+    config = ModelConfig(vocab_size=20, hidden_size=8, intermediate_size=12, num_hidden_layers=3, num_attention_heads=2)
+    params = init_params(config, jax.random.key(1))
+    ids = jnp.array([3, 1, 4, 1, 5], jnp.int32)
+    whole = SequenceDecoder(config)
+    states = [whole.embed(params, ids[None])]
+    for index in range(3):
+        states.append(whole.layer(index, params[f"layers_{index}"], states[-1]))
+    arguments = ids, jnp.arange(5), SequenceAttention(None, 1), [None] * 3
+    hidden, _, seen = Decoder(config).apply({"params": params}, *arguments, (3, 0, 2), method=Decoder.tapped)
+    for found, tap in zip(seen, (3, 0, 2), strict=True):
+        np.testing.assert_allclose(found, states[tap][0], atol=1e-5)
+    plain, _ = Decoder(config).apply({"params": params}, *arguments)
+    np.testing.assert_array_equal(hidden, plain)
