@@ -35,6 +35,7 @@ ALLOWED = {
     "serving": {"foundation", "engine", "tokenizers"},
     "front": {"foundation", "models.config", "engine", "startup", "serving", "tokenizers"},
     "openai": {"foundation", "engine", "tokenizers", "serving"},
+    "cluster": {"foundation", "engine", "tokenizers", "startup", "serving", "openai"},
     "bench": {"foundation", "engine", "serving"},
     "evaluation": {
         "foundation",
@@ -51,7 +52,7 @@ ALLOWED = {
     # It writes what it has trained, and has the engine write texts to learn from.
     "training": {"foundation", "models", "checkpoint", "tokenizers", "engine", "front"},
     "cli": {"foundation", "models", "engine", "runner", "checkpoint", "planning", "tokenizers", "startup", "serving"}
-    | {"quant", "calibration", "front", "openai", "bench", "evaluation", "training"},
+    | {"quant", "calibration", "front", "openai", "cluster", "bench", "evaluation", "training"},
 }
 HOST_ONLY = [
     *sorted((ROOT / "jaxinfer/engine").glob("*.py")),

@@ -41,10 +41,16 @@ def read_batch(path: Path) -> Iterator[BatchLine]:
     Raises:
         OSError: the file cannot be read.
     """
+    for number, raw in raw_lines(path):
+        yield parse_line(number, raw)
+
+
+def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The same lines as they are written, each with its number; raises as `read_batch`."""
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
             if raw.strip():
-                yield _parse(number, raw)
+                yield number, raw
 
 
 def batch_keys(path: Path) -> set[str | int]:
@@ -63,7 +69,8 @@ def batch_keys(path: Path) -> set[str | int]:
     return set(lines_of)
 
 
-def _parse(number: int, raw: bytes) -> BatchLine:
+def parse_line(number: int, raw: bytes) -> BatchLine:
+    """Reads a line; what is wrong with it is in its `error`."""
     try:
         entry = json.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:

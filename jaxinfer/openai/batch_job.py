@@ -1,7 +1,5 @@
 """A batch job: the lines of a file through an engine, results written as they finish."""
 
-import time
-import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,9 +7,9 @@ from typing import Any
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.outputs import RequestOutput
 from jaxinfer.openai.batch_input import BatchLine
-from jaxinfer.openai.batch_output import LINE_ID, BatchOutput
+from jaxinfer.openai.batch_output import BatchOutput
+from jaxinfer.openai.batch_result import line_answer, line_result
 from jaxinfer.openai.request import ApiRequest, RequestReader
-from jaxinfer.openai.response import response_body
 from jaxinfer.serving.request_loop import RequestLoop
 
 
@@ -87,23 +85,14 @@ class BatchJob:
             loop.abort(*added)
             for request_id in added:
                 del self._serving[request_id]
-            self._results.append(_result(line, 400, error=str(error)))
+            self._results.append(line_result(line, 400, error=str(error)))
 
     def _collect(self, output: RequestOutput) -> None:
         serving, place = self._serving.pop(output.request_id)
         serving.outputs[place] = output
         if len(serving.outputs) == len(serving.request.prompts):
-            self._results.append(self._answer(serving))
-
-    def _answer(self, serving: _Serving) -> dict[str, Any]:
-        outputs = [serving.outputs[place] for place in sorted(serving.outputs)]
-        errors = [output.error for output in outputs if output.error is not None]
-        if errors:
-            return _result(serving.line, 500, error=errors[0])
-        body = response_body(
-            serving.request, outputs, body_id=uuid.uuid4().hex, created=int(time.time()), model=self._model_name
-        )
-        return _result(serving.line, 200, body=body)
+            outputs = [serving.outputs[place] for place in sorted(serving.outputs)]
+            self._results.append(line_answer(serving.line, serving.request, outputs, self._model_name))
 
     def _write(self) -> None:
         if self._results:
@@ -111,13 +100,3 @@ class BatchJob:
             for result in self._results:
                 self._on_result(result["error"] is not None)
             self._results = []
-
-
-def _result(line: BatchLine, status: int, body: Any = None, error: str | None = None) -> dict[str, Any]:
-    """An output line. `id` comes first: see `BatchOutput`."""
-    return {
-        "id": f"{LINE_ID}{line.number}" if line.custom_id is None else f"jaxinfer-{uuid.uuid4().hex}",
-        "custom_id": line.custom_id,
-        "response": {"status_code": status, "request_id": f"jaxinfer-batch-{uuid.uuid4().hex}", "body": body},
-        "error": error,
-    }
