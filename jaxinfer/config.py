@@ -7,6 +7,7 @@ from typing import Any, Literal
 from jaxinfer.models.config import ModelConfig
 
 SchedulingPolicy = Literal["fcfs", "priority"]
+FeatureKind = Literal["hidden"]
 
 KV_CACHE_DTYPES = ("float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2", "int4")
 """What keys and values can be stored as. The last four are codes with a float32 scale per token and head."""
@@ -109,6 +110,25 @@ class RunnerConfig:
 
 
 @dataclass(frozen=True)
+class FeatureSpec:
+    """What a step leaves in the pool for each of its tokens beside keys and values, for a method that guesses from it.
+
+    Args:
+        kind: "hidden" for the hidden state after the last norm.
+        width: numbers of each token, D.
+        dtype: dtype name of the activations.
+    """
+
+    kind: FeatureKind
+    width: int
+    dtype: str
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of a block of `block_size` tokens."""
+        return block_size * self.width * (4 if self.dtype == "float32" else 2)
+
+
+@dataclass(frozen=True)
 class SpeculationConfig:
     """How far ahead the engine guesses, and when it does.
 
@@ -119,16 +139,22 @@ class SpeculationConfig:
             one token for each, and verifying would take longer than what it saves.
         keeps_probabilities: the method draws its drafts, and keeps the distributions it drew them from for the
             verification; False where drafts are certain (taken from the text, or a draft model's best).
+        features: what the method guesses from, kept in the pool (`FeatureSpec`); None for tokens alone.
     """
 
     num_tokens: int
     is_adaptive: bool = False
     max_running: int = 8
     keeps_probabilities: bool = False
+    features: FeatureKind | None = None
 
     def __post_init__(self) -> None:
         require_positive("num_speculative_tokens", self.num_tokens)
         require_positive("disable_by_batch_size", self.max_running)
+
+    def feature_spec(self, model: ModelConfig, dtype: str) -> FeatureSpec | None:
+        """The pool's features for a model whose activations are of `dtype`; None for none."""
+        return None if self.features is None else FeatureSpec(self.features, model.hidden_size, dtype)
 
 
 @dataclass(frozen=True)
@@ -154,3 +180,8 @@ class EngineConfig:
     def kv_dtype(self) -> str:
         """What keys and values are stored as, one of `KV_CACHE_DTYPES`."""
         return self.runner.dtype if self.cache.dtype == "auto" else self.cache.dtype
+
+    @property
+    def features(self) -> FeatureSpec | None:
+        """What the pool keeps of each token beside keys and values; None for nothing."""
+        return None if self.speculation is None else self.speculation.feature_spec(self.model, self.runner.dtype)

@@ -56,7 +56,7 @@ class ComparedAttention:
 
     def _attend(self, dtype: str, qkv: jax.Array, angles: Rotation, sight: Sight) -> jax.Array:
         pool = init_kv_cache(self.config, self.num_blocks, BLOCK_SIZE, dtype)
-        return self.paged(qkv, angles, pool[0], sight)[0]
+        return self.paged(qkv, angles, pool.layers[0], sight)[0]
 
 
 def attention_errors(

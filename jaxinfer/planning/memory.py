@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from jaxinfer.cache.sight import BlockSight
-from jaxinfer.config import require_positive
+from jaxinfer.config import FeatureSpec, require_positive
 from jaxinfer.models.config import ModelConfig
 
 KV_CHANNEL_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8, "int4": 4}
@@ -36,9 +36,9 @@ def kv_token_bytes(model: ModelConfig, dtype: str) -> int:
     return model.num_hidden_layers * 2 * model.num_key_value_heads * kv_row_bytes(model.head_dim, dtype)
 
 
-def kv_block_bytes(model: ModelConfig, block_size: int, dtype: str) -> int:
-    """Bytes of one block of `block_size` tokens in all layers, scales included."""
-    return block_size * kv_token_bytes(model, dtype)
+def kv_block_bytes(model: ModelConfig, block_size: int, dtype: str, features: FeatureSpec | None = None) -> int:
+    """Bytes of one block of `block_size` tokens in all layers, scales and what else is kept of tokens included."""
+    return block_size * kv_token_bytes(model, dtype) + (0 if features is None else features.block_bytes(block_size))
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:

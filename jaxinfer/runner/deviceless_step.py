@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.cache.paged import KVCache, kv_cache_shapes
+from jaxinfer.config import FeatureSpec
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import param_shapes
 from jaxinfer.planning.deviceless import DevicelessReport, GPUTarget, compile_for, compiling_for
@@ -52,7 +53,8 @@ class DevicelessStep:
     @property
     def donated_bytes(self) -> int:
         """What one device must update in place: its part of the pool, and the sampling state."""
-        return _num_bytes(self.kv) // self.num_devices + _num_bytes(self.state)
+        layers, features = _num_bytes(self.kv.layers), _num_bytes(self.kv.features)
+        return layers // self.num_devices + features + _num_bytes(self.state)
 
     @property
     def param_bytes(self) -> int:
@@ -79,6 +81,7 @@ def compile_step(
     dtype: Any = jnp.bfloat16,
     kv_dtype: str = "auto",
     plan: QuantPlan | None = None,
+    features: FeatureSpec | None = None,
 ) -> DevicelessStep:
     """Compiles the step the engine would run, its layers split over the devices of `target` by KV head and by
     feed-forward channel; nothing is allocated.
@@ -92,6 +95,7 @@ def compile_step(
         dtype: of parameters and activations.
         kv_dtype: of the pool, one of `jaxinfer.config.KV_CACHE_DTYPES`; "auto" is `dtype`.
         plan: which parameters are quantised, and how; None for none. For one device.
+        features: what the pool keeps of each token beside keys and values, on every device; None for nothing.
 
     Raises:
         ValueError: the model cannot be split over so many devices.
@@ -100,7 +104,8 @@ def compile_step(
     if plan is not None and count > 1:
         raise ValueError(f"quantised parameters are not split over {count} devices yet; compile for one")
     params = param_shapes(config, dtype, plan)
-    kv = kv_cache_shapes(config, num_pages, block_size, jnp.dtype(dtype).name if kv_dtype == "auto" else kv_dtype)
+    kv_dtype = jnp.dtype(dtype).name if kv_dtype == "auto" else kv_dtype
+    kv = kv_cache_shapes(config, num_pages, block_size, kv_dtype, features)
     state = jax.eval_shape(lambda: init_state(spec.num_rows, config.vocab_size))
     packed = jax.ShapeDtypeStruct((packed_size(spec),), jnp.int32)
     leaves, tree = jax.tree.flatten(params)
@@ -114,11 +119,12 @@ def compile_step(
     )
     arguments = (tuple(leaves), kv, state, packed)
     if count > 1:
-        whole, pages = PartitionSpec(), PartitionSpec(None, AXIS)
-        specs = (_param_specs(params), pages, whole, whole)
-        outputs = StepOutput(whole, whole, pages, whole)  # type: ignore[arg-type]
+        whole = PartitionSpec()
+        pool = jax.tree_util.tree_map_with_path(_pool_spec, kv)
+        specs = (_param_specs(params), pool, whole, whole)
+        outputs = StepOutput(whole, whole, pool, whole)  # type: ignore[arg-type]
         step = jax.shard_map(step, mesh=target.mesh, in_specs=specs, out_specs=outputs, check_vma=False)
-        arguments = (_placed(target, arguments[0], specs[0]), _pool_placed(target, kv, pages), state, packed)
+        arguments = (_placed(target, arguments[0], specs[0]), _pool_placed(target, kv, pool), state, packed)
     with compiling_for(target):
         options = gpu_options(params)
     report = compile_for(target, jax.jit(step, donate_argnums=(1, 2)), *arguments, compiler_options=options)
@@ -159,9 +165,18 @@ def _placed(target: GPUTarget, shapes: Any, specs: Any) -> tuple[jax.ShapeDtypeS
     )
 
 
-def _pool_placed(target: GPUTarget, kv: KVCache, spec: PartitionSpec) -> KVCache:
-    sharding = NamedSharding(target.mesh, spec)
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), kv)
+def _pool_spec(path: tuple[Any, ...], leaf: Any) -> PartitionSpec:
+    """Keys and values are split by KV head; features lie whole on every device."""
+    del leaf
+    in_a_layer = path[0] == jax.tree_util.GetAttrKey("layers")
+    return PartitionSpec(None, AXIS) if in_a_layer else PartitionSpec()
+
+
+def _pool_placed(target: GPUTarget, kv: KVCache, specs: KVCache) -> KVCache:
+    def placed(leaf: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(target.mesh, spec))
+
+    return jax.tree.map(placed, kv, specs)
 
 
 def _num_bytes(tree: Any) -> int:

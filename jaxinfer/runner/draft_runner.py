@@ -98,5 +98,5 @@ class DraftRunner:
     def _empty(self) -> tuple[KVCache, DraftState]:
         config, everywhere = self.config, self._placement.sharding()
         cache = config.cache
-        kv = init_kv_cache(config.model, cache.num_blocks, cache.block_size, config.kv_dtype, everywhere)
+        kv = init_kv_cache(config.model, cache.num_blocks, cache.block_size, config.kv_dtype, sharding=everywhere)
         return kv, init_draft_state(config.scheduler.max_num_seqs, self._num_places, self._vocab_size, everywhere)

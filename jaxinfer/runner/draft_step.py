@@ -64,7 +64,8 @@ def make_draft_step(
         step = unpack(packed, spec)
         tokens = jnp.where(step.token_slots < 0, step.tokens, state.last_tokens[jnp.maximum(step.token_slots, 0)])
         run: Any = decoder.apply
-        hidden, written = run(variables, tokens, step.positions, make_attention(step, spec, config, block_size), kv)
+        attention = make_attention(step, spec, config, block_size)
+        hidden, written = run(variables, tokens, step.positions, attention, kv.layers)
         logits = run(variables, hidden[step.logits_tokens], method=Decoder.logits)[:, :vocab_size]
         slot, drafted = step.sampling[0], state.drafted
         if spec.sampler:
@@ -75,7 +76,7 @@ def make_draft_step(
             slot, drafted = batch.slot, drafted.at[step.sampling[NUM_FIELDS]].set(kept, mode="drop")
         drawn, _ = first_largest(logits)
         last_tokens = state.last_tokens.at[slot].set(drawn, mode="drop")
-        return DraftOutput(drawn, tuple(written), DraftState(last_tokens, drafted))
+        return DraftOutput(drawn, KVCache(tuple(written)), DraftState(last_tokens, drafted))
 
     return draft_step
 

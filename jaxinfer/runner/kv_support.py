@@ -35,7 +35,7 @@ def slow_pool(config: EngineConfig) -> str | None:
     model = config.model
     # Learned positions are a rotation of one pair of channels, by nothing.
     rotated = 2 if model.learned_positions else model.rotary_width
-    for layer in kv_cache_shapes(model, cache.num_blocks, cache.block_size, config.kv_dtype):
+    for layer in kv_cache_shapes(model, cache.num_blocks, cache.block_size, config.kv_dtype).layers:
         half = (model.head_dim if layer.is_spread else rotated) // 2
         try:
             check_kv_write(layer.pages, layer.scales, rope_spans(model.head_dim, half), device)

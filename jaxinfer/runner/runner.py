@@ -19,6 +19,8 @@ from jaxinfer.sampling.state import SamplingState, init_state
 from jaxinfer.sharding.placement import Placement
 from jaxinfer.typing import Params
 
+TOKEN_PARAMS = ("embed", "embed_positions", "lm_head")
+
 
 class ModelRunner:
     """Runs steps where its placement says (the engine's `Runner`).
@@ -37,15 +39,19 @@ class ModelRunner:
         self.config = config
         self.placement = placement or Placement()
         model, scheduler = config.model, config.scheduler
-        self._kv, self._state = self._empty()
-        self._leaves = self._place(params)
+        self.kv, self._state = self._empty()
+        """The pool. Whoever has a program of its own change it puts what that returns here."""
+        self._leaves: tuple[jax.Array, ...] = ()
+        self.token_params: Params = {}
+        """Of the parameters those that turn tokens into numbers and back, as the next step reads them."""
+        self._take(params)
         guess = config.speculation
         num_drafts, keeps = (guess.num_tokens, guess.keeps_probabilities) if guess else (0, False)
         draft_blocks = -(-num_drafts // config.cache.block_size)
         self._tables = BlockTables(scheduler.max_num_seqs, table_width(config), draft_blocks)
         custom = bool(config.runner.logits_processors)
         self._slots = SlotTable(scheduler.max_num_seqs, model.vocab_size, custom, num_drafts, keeps)
-        self._programs = Programs(config, params, self._kv, self._state, self.placement)
+        self._programs = Programs(config, params, self.kv, self._state, self.placement)
         self._last_ready = 0.0
         self.drafted: Callable[[], jax.Array] | None = None
         """Where drafts may be drawn, gives `DraftRows.drafted` of those that the next step verifies."""
@@ -75,10 +81,10 @@ class ModelRunner:
         for slots, token_ids in count_calls(inputs.counted, self.config.scheduler.max_num_seqs):
             self._state = self._programs.count()(self._state, slots, token_ids)
         for source_ids, target_ids in copy_calls(plan.copies):
-            self._kv = self._programs.copy()(self._kv, source_ids, target_ids)
+            self.kv = self._programs.copy()(self.kv, source_ids, target_ids)
         drafted = (self.drafted(),) if spec.keeps_probabilities and self.drafted is not None else ()
-        output = self._programs.step(spec)(self._leaves, self._kv, self._state, self._send(packed), *drafted)
-        self._kv, self._state = output.kv, output.state
+        output = self._programs.step(spec)(self._leaves, self.kv, self._state, self._send(packed), *drafted)
+        self.kv, self._state = output.kv, output.state
         output.packed.copy_to_host_async()
         arrays = StepArrays(output.packed, output.logits, spec.sampler, self._programs.num_logprobs)
         return DeviceStep(self, plan, arrays, started)
@@ -87,12 +93,12 @@ class ModelRunner:
         """Uses other parameters from the next step on, of the same tree, shapes and dtypes (`match_params` checks).
         No compilation, and no copy of arrays that are on the engine's device.
         """
-        self._leaves = self._place(params)
+        self._take(params)
 
     def release_kv(self) -> None:
         """Frees the pool and the sampling state. No step may be in flight, and none is executed before `restore_kv`;
         the requests that go on then are ones that have been preempted."""
-        for leaf in jax.tree.leaves((self._kv, self._state)):
+        for leaf in jax.tree.leaves((self.kv, self._state)):
             leaf.delete()
 
     def restore_kv(self) -> None:
@@ -101,27 +107,31 @@ class ModelRunner:
         Raises:
             ValueError: the device has no room for the pool.
         """
-        self._kv, self._state = self._empty()
+        self.kv, self._state = self._empty()
 
     def take_params(self) -> tuple[jax.Array, ...]:
         """The parameters' leaves, which the runner lets go of: no step is executed before it gets others."""
         leaves, self._leaves = self._leaves, ()
+        self.token_params = {}
         return leaves
 
     def shutdown(self) -> None:
         """Frees the pool and the state, and lets go of the parameters, which are the caller's."""
         self.release_kv()
-        self._leaves = ()
+        self.take_params()
 
     def _empty(self) -> tuple[KVCache, SamplingState]:
         config, everywhere = self.config, self.placement.sharding()
         cache = config.cache
-        kv = init_kv_cache(config.model, cache.num_blocks, cache.block_size, config.kv_dtype, everywhere)
+        sizes = cache.num_blocks, cache.block_size, config.kv_dtype
+        kv = init_kv_cache(config.model, *sizes, config.features, everywhere)
         return kv, init_state(config.scheduler.max_num_seqs, config.model.vocab_size, everywhere)
 
-    def _place(self, params: Params) -> tuple[jax.Array, ...]:
-        """The leaves where they belong; those that are there stay the same arrays."""
-        return tuple(self.placement.put(jax.tree.leaves(params)))
+    def _take(self, params: Params) -> None:
+        """The parameters where they belong; leaves that are there stay the same arrays."""
+        placed = self.placement.put(params)
+        self._leaves = tuple(jax.tree.leaves(placed))
+        self.token_params = {name: placed[name] for name in TOKEN_PARAMS if name in placed}
 
     def _send(self, packed: np.ndarray) -> jax.Array:
         return jax.device_put(packed, self.placement.sharding())

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxinfer.cache.paged import KVCache, LayerCache
+from jaxinfer.cache.paged import KVCache, LayerCache, write_features
 from jaxinfer.cache.spread import channel_spread
 from jaxinfer.models.attention import Sight
 from jaxinfer.models.config import ModelConfig
@@ -163,17 +163,18 @@ def make_forward_step(
         tokens = jnp.where(step.token_slots < 0, step.tokens, state.last_tokens[jnp.maximum(step.token_slots, 0)])
         attention = make_attention(step, spec, config, block_size)
         run: Any = decoder.apply
-        hidden, written = run(variables, tokens, step.positions, attention, kv)
+        hidden, written = run(variables, tokens, step.positions, attention, kv.layers)
+        kv = write_features(kv._replace(layers=tuple(written)), attention.page_ids, attention.offsets, hidden)
         logits = run(variables, hidden[step.logits_tokens], method=Decoder.logits)
         if not spec.sampler:
             drawn, finite = sample_greedy(logits)
             last_tokens = state.last_tokens.at[step.sampling[0]].set(drawn, mode="drop")
             results = jnp.stack([drawn, finite.astype(jnp.int32)])
-            return StepOutput(results, None, tuple(written), state._replace(last_tokens=last_tokens))
+            return StepOutput(results, None, kv, state._replace(last_tokens=last_tokens))
         batch = SamplingBatch.unpack(step.sampling[:NUM_FIELDS])
         drafts = DraftRows.unpack(step.sampling[NUM_FIELDS:], spec.num_drafts, drafted) if spec.num_drafts else None
         output, state = sample(logits, batch, state, processors=processors, num_logprobs=num_logprobs, drafts=drafts)
-        return StepOutput(pack_output(output), logits, tuple(written), state)
+        return StepOutput(pack_output(output), logits, kv, state)
 
     return forward_step
 

@@ -81,7 +81,8 @@ def engine_config(
     free = memory.free + (weights if loaded is not None else 0)
     kv_dtype = dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
     require_kv_dtype(kv_dtype)
-    block_bytes = kv_block_bytes(model, args.block_size, kv_dtype)
+    features = None if speculation is None else speculation.feature_spec(model, dtype)
+    block_bytes = kv_block_bytes(model, args.block_size, kv_dtype, features)
     drafted = 0
     if draft is not None:
         weights += draft.weight_bytes(dtype)

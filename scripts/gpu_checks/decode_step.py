@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.cache.paged import LayerCache, kv_cache_shapes
+from jaxinfer.cache.paged import KVCache, LayerCache, kv_cache_shapes
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import param_shapes
 from jaxinfer.runner.inputs import StepSpec, packed_size, unpack
@@ -197,7 +197,7 @@ def _run(step: Step, session: Session, programs: Sequence[Compiled]) -> dict[str
     leaves = tuple(jax.tree.leaves(_weights(step.params)))
     shape = (step.num_pages, *step.page_shape)
     pools = (random_values(shape, jnp.dtype(jnp.bfloat16), layer) for layer in range(step.config.num_hidden_layers))
-    kv = tuple(map(LayerCache, pools))
+    kv = KVCache(tuple(map(LayerCache, pools)))
     packed = packed_inputs(step)
 
     def once(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:

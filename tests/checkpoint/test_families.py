@@ -51,7 +51,7 @@ class PagedRun:
         # LLVM would take most of the time of programs that run once.
         self.step = jax.jit(step, compiler_options={"xla_backend_optimization_level": 0})
         self.params, self.config = params, config
-        self.init = lambda: init_kv_cache(config, NUM_PAGES, BLOCK_SIZE, "float32")
+        self.init = lambda: init_kv_cache(config, NUM_PAGES, BLOCK_SIZE, "float32").layers
 
     def logits(self, tokens: list[int], counts: list[int]) -> np.ndarray:
         """Logits of each token, the tokens cut into pieces of `counts`."""

@@ -10,6 +10,7 @@ from functools import cache
 import jax.numpy as jnp
 import pytest
 
+from jaxinfer.config import FeatureSpec
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.planning.deviceless import gpu_target
 from jaxinfer.planning.launch_table import launch_table
@@ -143,6 +144,18 @@ def test_a_quantised_cache_costs_no_memory_and_few_launches(step: Compile, kv_dt
     names = [launch.name for launch in coded.report.launches]
     assert names.count("rope_kv_write") == names.count("paged_attention_short") == 2
     assert {kernel.spill_bytes for kernel in coded.report.kernels} == {0}
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_features_are_kept_in_place_by_one_launch(step: Compile, num_devices: int) -> None:
+    plain = step("h200", num_devices, num_layers=2)
+    config = replace(LLAMA_8B, num_hidden_layers=2)
+    spec = FeatureSpec("hidden", LLAMA_8B.hidden_size, "bfloat16")
+    kept = compile_step(gpu_target("h200", num_devices), config, DECODE, features=spec)
+    assert_in_place(kept)
+    assert kept.report.temp_bytes <= 1.01 * plain.report.temp_bytes
+    assert len(kept.report.launches) == len(plain.report.launches) + 1
+    assert kept.report.num_command_buffers == plain.report.num_command_buffers
 
 
 def test_a_pool_of_bytes_that_are_addressed_in_pairs_changes_nothing(step: Compile) -> None:

@@ -214,7 +214,7 @@ def test_tokens_see_what_the_pages_hold(small: SmallEngine, row: int, factor: fl
     if factor:
         assert np.abs(unquantised - expected).mean() > 3 * difference.mean()  # else this would have shown nothing
     else:
-        pages = np.concatenate([_values(layer.pages) for layer in small.runner._kv])
+        pages = np.concatenate([_values(layer.pages) for layer in small.runner.kv.layers])
         assert not pages.any()  # zero rows stay zero
 
 

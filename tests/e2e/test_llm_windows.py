@@ -41,7 +41,8 @@ def test_no_request_waits_or_is_preempted_and_nothing_of_what_was_freed_is_read(
         nonlocal most
         most = max(most, len(plan.rows))
         free = (np.array(manager.num_refs) == 0)[:, None, None, None]
-        runner._kv = tuple(layer._replace(pages=jnp.where(free, jnp.nan, layer.pages)) for layer in runner._kv)
+        layers = (layer._replace(pages=jnp.where(free, jnp.nan, layer.pages)) for layer in runner.kv.layers)
+        runner.kv = runner.kv._replace(layers=tuple(layers))
         return execute(plan)
 
     runner.execute = poisoned

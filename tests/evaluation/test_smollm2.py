@@ -74,7 +74,7 @@ def predictions(subject: Subject, params: Any, tokens: list[int], kv_dtype: str)
     attention = make_attention(one_sequence(ids, width), StepSpec(len(tokens), 1, width, sampler=False), config, 16)
     run: Any = Decoder(config).apply
     pool = init_kv_cache(config, width + 1, 16, kv_dtype)
-    hidden, _ = run({"params": params}, ids, jnp.arange(len(tokens)), attention, pool)
+    hidden, _ = run({"params": params}, ids, jnp.arange(len(tokens)), attention, pool.layers)
     return np.asarray(jax.nn.log_softmax(run({"params": params}, hidden, method=Decoder.logits)))
 
 

@@ -40,7 +40,7 @@ def test_everything_lies_and_runs_on_the_device_that_is_named(
     runner, tokens = outputs(tiny_config, params, Placement(device=device))
     _, expected = outputs(tiny_config, tiny_params(), None)
     assert tokens == expected
-    assert {leaf.device for leaf in jax.tree.leaves((runner._kv, runner._state, runner._leaves))} == {device}
+    assert {leaf.device for leaf in jax.tree.leaves((runner.kv, runner._state, runner._leaves))} == {device}
     assert all(mine is given for mine, given in zip(runner._leaves, jax.tree.leaves(params), strict=True))
 
 
