@@ -153,7 +153,8 @@ def test_features_are_kept_in_place_by_one_launch(step: Compile, num_devices: in
     spec = FeatureSpec("hidden", LLAMA_8B.hidden_size, "bfloat16")
     kept = compile_step(gpu_target("h200", num_devices), config, DECODE, features=spec)
     assert_in_place(kept)
-    assert kept.report.temp_bytes <= 1.01 * plain.report.temp_bytes
+    hidden = DECODE.num_tokens * LLAMA_8B.hidden_size * 2  # all rows' are there until both have been made of them
+    assert kept.report.temp_bytes <= plain.report.temp_bytes + hidden + 1024
     assert len(kept.report.launches) == len(plain.report.launches) + 1
     assert kept.report.num_command_buffers == plain.report.num_command_buffers
 
