@@ -60,9 +60,10 @@ def paged_attention(
         window: the token at position p sees positions p - window + 1 .. p, at least 1; None for all.
         softcap: ``softcap * tanh(logits / softcap)`` takes the place of the scaled logits, above 0; None for none.
         tree_mask: bool[T, Qmax]; token t sees the j-th new token of its row iff ``tree_mask[t, j]``, in place of
-            causality among the new tokens; Qmax must cover the longest row. A token that sees d others of its row is at
-            depth d of the tree: its window counts back over the cached positions as that of the d-th new token does
-            without a tree, and leaves out no new ones.
+            causality among the new tokens. A token that sees d others of its row is at depth d of the tree: its window
+            counts back over the cached positions as that of the d-th new token does without a tree, and leaves out no
+            new ones. Rows of more than Qmax tokens, such as long chunks of a prompt, are no trees: what the mask says
+            of them does not count.
         work_list: what `make_work_list` returned for this step, to share it between layers.
         implementation: one of `pallas_kernels.dispatch.IMPLEMENTATIONS`; by default what made the work list if there
             is one, else the best for the current device.

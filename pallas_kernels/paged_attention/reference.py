@@ -69,4 +69,9 @@ def _visible(
         # The tokens that a token of a tree sees are the path to it: their number says how deep it is.
         depth = jnp.maximum(exists.sum(axis=1) - 1, 0)
         in_window = True if window is None else (among_new >= 0) | (among_new > (depth - window)[:, None])
+        index = token - query_start[rows]
+        is_tree = (new <= tree_mask.shape[1])[:, None]
+        visible = jnp.where(is_tree, visible, among_new <= index[:, None])
+        if window is not None:
+            in_window = jnp.where(is_tree, in_window, among_new > (index - window)[:, None])
     return rows, visible & in_window & owned[:, None]

@@ -116,6 +116,7 @@ class _Tile:
     low: jax.Array
     high: jax.Array
     cached: jax.Array | None
+    is_tree: jax.Array | None
     tokens: jax.Array
     positions: jax.Array
 
@@ -157,16 +158,16 @@ def _attend(
     row = refs.items[item, 0]
     first, position = refs.items[item, 1] + skipped, refs.items[item, 3] + skipped
     low, high, first_unit = (refs.items[item, field] for field in (4, 5, 6))
-    cached = None
+    cached = is_tree = None
     if spec.tree:
-        context = refs.context_lens[row]
-        cached = context - (refs.query_start[row + 1] - refs.query_start[row])
+        context, new = refs.context_lens[row], refs.query_start[row + 1] - refs.query_start[row]
+        cached, is_tree = context - new, new <= refs.tree.shape[1]
         # The plan knows of causal tokens only: a tree's may see ones after them, and be less deep than their index.
         tile_position = refs.items[item, 3]
-        high = jnp.where((high == tile_position + refs.items[item, 2]) & (high > 0), context, high)
+        high = jnp.where(is_tree & (high == tile_position + refs.items[item, 2]) & (high > 0), context, high)
         if spec.window is not None:
-            low = jnp.where(low == jnp.maximum(tile_position - spec.window + 1, 0), cached - spec.window + 1, low)
-            low = jnp.maximum(low, 0)
+            is_first = is_tree & (low == jnp.maximum(tile_position - spec.window + 1, 0))
+            low = jnp.maximum(jnp.where(is_first, cached - spec.window + 1, low), 0)
     line = jnp.arange(spec.block_m)
     part, within = lax.div(line, spec.part_rows), lax.rem(line, spec.part_rows)
     per_part = tokens_of(spec.part_rows, spec.group)
@@ -174,9 +175,9 @@ def _attend(
     valid = (index < size) & (within < per_part * spec.group)
     tokens = jnp.where(valid, first + index, first)
     positions = position + index
-    if cached is not None and spec.window is not None:
-        positions = cached + _depths(spec, refs, tokens, row)
-    tile = _Tile(row, head, low, high, cached, tokens, positions)
+    if cached is not None and is_tree is not None and spec.window is not None:
+        positions = jnp.where(is_tree, cached + _depths(spec, refs, tokens, row), positions)
+    tile = _Tile(row, head, low, high, cached, is_tree, tokens, positions)
     heads = head * spec.group + lax.rem(within, spec.group)
     query = _load_query(spec, refs.q, tokens, heads)
 
@@ -319,12 +320,12 @@ def _scaled(spec: KernelSpec, logits: jax.Array) -> jax.Array:
 def _visible(spec: KernelSpec, refs: _Refs, tile: _Tile, positions: jax.Array) -> jax.Array:
     """bool[block_m, block_kv]."""
     there = positions < tile.high
-    if tile.cached is None:
-        visible = positions[None, :] <= tile.positions[:, None]
-        visible &= there[None, :]
-        if spec.window is not None:
-            visible &= positions[None, :] > tile.positions[:, None] - spec.window
-        return visible
+    causal = positions[None, :] <= tile.positions[:, None]
+    causal &= there[None, :]
+    if spec.window is not None:
+        causal &= positions[None, :] > tile.positions[:, None] - spec.window
+    if tile.cached is None or tile.is_tree is None:
+        return causal
     among_new = positions - tile.cached
     width = refs.tree.shape[1]
     in_tree = refs.tree[tile.tokens[:, None], jnp.clip(among_new, 0, width - 1)[None, :]]
@@ -332,7 +333,7 @@ def _visible(spec: KernelSpec, refs: _Refs, tile: _Tile, positions: jax.Array) -
     if spec.window is not None:
         old = old & (positions[None, :] > tile.positions[:, None] - spec.window)
     new = (among_new >= 0) & (among_new < width)
-    return (old | (in_tree & new[None, :])) & there[None, :]
+    return jnp.where(tile.is_tree, (old | (in_tree & new[None, :])) & there[None, :], causal)
 
 
 def _depths(spec: KernelSpec, refs: _Refs, tokens: jax.Array, row: jax.Array) -> jax.Array:

@@ -50,7 +50,8 @@ class _Sight(NamedTuple):
         first: int32[W, Q], the first position in a token's window; None without a window.
         last: int32[W, Q], the last position it may see, -1 where there is no token.
         cached: int32[W].
-        in_tree: bool[W, Q, Qmax], which new tokens it sees; None where those are all up to `last`.
+        in_tree: bool[W, Q, Qmax], which new tokens it sees of those up to `last`; all in rows of more than Qmax. None
+            where there are no trees.
     """
 
     first: jax.Array | None
@@ -178,16 +179,19 @@ def _sight(step: _Step, rows: jax.Array, tokens: jax.Array, valid: jax.Array) ->
     index = tokens - starts[:, None]
     new = (step.query_start[rows + 1] - starts)[:, None]
     if step.tree_mask is None:
-        in_tree, depth, last = None, index, index
+        in_tree, depth, last, is_long = None, index, index, None
     else:
         in_tree = step.tree_mask[tokens] & (jnp.arange(step.tree_mask.shape[1]) < new[:, :, None])
-        depth, last = jnp.maximum(in_tree.sum(-1) - 1, 0), jnp.broadcast_to(new - 1, index.shape)
+        is_long = new > step.tree_mask.shape[1]
+        depth = jnp.where(is_long, index, jnp.maximum(in_tree.sum(-1) - 1, 0))
+        last = jnp.where(is_long, index, new - 1)
+        in_tree |= is_long[:, :, None]
     last = jnp.where(valid, cached[:, None] + last, -1)
     if step.window is None:
         return _Sight(None, last, cached, in_tree)
     first = depth - step.window + 1
     if in_tree is not None:
-        first = jnp.minimum(first, 0)  # the window is one over the cached positions
+        first = jnp.where(is_long, first, jnp.minimum(first, 0))  # a tree's window is one over the cached positions
     return _Sight(jnp.where(valid, cached[:, None] + first, NEVER), last, cached, in_tree)
 
 

@@ -59,9 +59,10 @@ class Exact(NamedTuple):
 
 def visible_positions(ops: Operands, window: int | None) -> Iterator[tuple[int, int, list[int]]]:
     """Row, token, and the positions it sees."""
-    starts, mask = np.asarray(ops["query_start"]), ops["tree_mask"]
+    starts, trees = np.asarray(ops["query_start"]), ops["tree_mask"]
     for row, context in enumerate(np.asarray(ops["context_lens"])):
         first, end = starts[row], starts[row + 1]
+        mask = trees if trees is not None and end - first <= trees.shape[1] else None
         cached = context - (end - first)
         for token in range(first, end):
             if mask is None:
@@ -307,14 +308,16 @@ def test_a_nan_key_reaches_those_who_see_it_and_nobody_else(pages_dtype: str, im
     np.testing.assert_array_equal(out[~sees], clean[~sees])
 
 
+@pytest.mark.parametrize("width", [45, 17])
 @pytest.mark.parametrize(
     ("window", "implementation"),
     [(None, "reference"), (3, "reference"), (None, "xla"), (3, "xla"), (3, "triton-interpret")],
 )
-def test_any_mask_among_new_tokens(window: int | None, implementation: str) -> None:
-    """Not only trees: some tokens see none of the new ones, and what lies past the row's tokens does not count."""
+def test_any_mask_among_new_tokens(window: int | None, implementation: str, width: int) -> None:
+    """Not only trees: some tokens see none of the new ones, what lies past the row's tokens does not count, and rows
+    longer than the mask is wide are no trees."""
     ops = ragged(STEPS["a chunk among decodes"])
-    ops["tree_mask"] = jnp.asarray(np.random.default_rng(1).random((96, 45)) < 0.3).at[2:6].set(False)
+    ops["tree_mask"] = jnp.asarray(np.random.default_rng(1).random((96, width)) < 0.3).at[2:6].set(False)
     ops["tree_mask"] = ops["tree_mask"].at[44].set(False)  # the first token of a row with nothing cached
     out = check(ops, implementation, window=window)
     assert not out[44].any()
