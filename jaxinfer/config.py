@@ -140,6 +140,8 @@ class SpeculationConfig:
         keeps_probabilities: the method draws its drafts, and keeps the distributions it drew them from for the
             verification; False where drafts are certain (taken from the text, or a draft model's best).
         features: what the method guesses from, kept in the pool (`FeatureSpec`); None for tokens alone.
+        tree_depth: drafts may be trees whose deepest token is at most so far behind the last known one; 0 for chains
+            of `num_tokens`. A tree's tokens are certain.
     """
 
     num_tokens: int
@@ -147,14 +149,24 @@ class SpeculationConfig:
     max_running: int = 8
     keeps_probabilities: bool = False
     features: FeatureKind | None = None
+    tree_depth: int = 0
 
     def __post_init__(self) -> None:
         require_positive("num_speculative_tokens", self.num_tokens)
+        if not 0 <= self.tree_depth <= self.num_tokens:
+            raise ValueError(f"tree_depth={self.tree_depth} must be 0 to num_speculative_tokens={self.num_tokens}")
+        if self.tree_depth and self.keeps_probabilities:
+            raise ValueError("keeps_probabilities=True is for chains; leave it out where drafts are trees")
         require_positive("disable_by_batch_size", self.max_running)
 
     def feature_spec(self, model: ModelConfig, dtype: str) -> FeatureSpec | None:
         """The pool's features for a model whose activations are of `dtype`; None for none."""
         return None if self.features is None else FeatureSpec(self.features, model.hidden_size, dtype)
+
+    @property
+    def depth(self) -> int:
+        """Tokens of a draft that follow one another, at most."""
+        return self.tree_depth or self.num_tokens
 
 
 @dataclass(frozen=True)

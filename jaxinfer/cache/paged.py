@@ -132,6 +132,22 @@ def read_features(kv: KVCache, page_ids: jax.Array, offsets: jax.Array) -> jax.A
     return kv.features.at[page_ids, 0, offsets].get(mode="promise_in_bounds")
 
 
+def move_slots(kv: KVCache, slots: jax.Array) -> KVCache:
+    """Moves what single tokens have in the pool, in everything that it holds; in place when it is donated.
+
+    Args:
+        kv: the pool; the slots of a block are axis 2 of every array.
+        slots: int32[2, C], sources and targets, ``block * S + offset`` each. All sources are read before anything is
+            written; no target twice, but for a slot that is moved to itself.
+    """
+
+    def moved(leaf: jax.Array) -> jax.Array:
+        (source, target), (source_offset, target_offset) = slots // leaf.shape[2], slots % leaf.shape[2]
+        return leaf.at[target, :, target_offset].set(leaf[source, :, source_offset])
+
+    return jax.tree.map(moved, kv)
+
+
 def _copied(layer: LayerCache, source_ids: jax.Array, target_ids: jax.Array) -> LayerCache:
     if layer.scales is None:
         return LayerCache(block_copy(layer.pages, source_ids, target_ids))

@@ -1,6 +1,6 @@
 """Draft room: who may guess tokens in the next step, where these are put, and what is given back afterwards."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from jaxinfer.cache.block_manager import BlockManager
@@ -16,6 +16,11 @@ class DraftRoom:
 
     A step with drafts is synchronous: how many tokens a request has afterwards, the host has to see first. So is every
     step while requests may guess, since a guess begins from a known token.
+
+    The tokens of a tree lie in the pool in the order of their indices. Of the path that holds they are moved to where
+    plain decoding would have put them (`StepPlan.moves`) before the next step writes or copies anything: until then
+    nobody reads them, and blocks that are given back or made public with the step are as they should be by the time
+    that others get them.
 
     Args:
         manager: the pool.
@@ -33,6 +38,8 @@ class DraftRoom:
         self._speculation = speculation
         self._verifying: StepPlan | None = None
         self._outcomes: list[DraftOutcome] = []
+        self._moves: list[tuple[int, int]] = []
+        self._num_slots = manager.blocks_for(config.max_model_len) * manager.block_size
 
     @property
     def must_sync(self) -> bool:
@@ -55,7 +62,7 @@ class DraftRoom:
         budget = self._config.max_num_batched_tokens - len(self._running)
         spare = self._manager.num_free_blocks - len(self._running)  # each may need one for its next token
         for request in self._running:
-            count = min(length(request), budget, request.max_total_tokens - request.num_known_tokens - 1)
+            count = min(length(request), budget, self._num_useful(request))
             if count < 1 or not _is_decoding(request):
                 continue
             before = self._manager.num_free_blocks
@@ -70,6 +77,13 @@ class DraftRoom:
             found.append((request, count))
         return found
 
+    def _num_useful(self, request: Request) -> int:
+        """Tokens that may be drawn for it after the next one; where drafts are trees, of which one path holds at most,
+        what its block table has entries for."""
+        useful = request.max_total_tokens - request.num_known_tokens - 1
+        is_tree = self._speculation is not None and self._speculation.tree_depth > 0
+        return self._num_slots - request.num_known_tokens if is_tree and useful > 0 else useful
+
     def _room(self, request: Request, spare: int) -> int:
         """Tokens that fit behind the known ones, in the request's blocks and `spare` more."""
         blocks = len(request.block_ids) + max(0, spare)
@@ -78,9 +92,15 @@ class DraftRoom:
         return blocks * self._manager.block_size - request.num_known_tokens
 
     def put(self, request: Request, draft: Draft) -> None:
-        """Takes the draft of a candidate; blocks that it does not need are given back. ValueError for one that is no
-        tree."""
+        """Takes the draft of a candidate; blocks that it does not need are given back.
+
+        Raises:
+            ValueError: it is no tree, or one where drafts are chains, or deeper than they may be.
+        """
         draft.check()
+        deepest = self._speculation.tree_depth if self._speculation is not None else 0
+        if draft.parents and draft.depth > deepest:
+            raise ValueError(f"a draft is a tree of depth {draft.depth}; SpeculationConfig.tree_depth is {deepest}")
         request.draft = draft
         self._trim(request, request.num_known_tokens + len(draft.token_ids))
 
@@ -107,9 +127,24 @@ class DraftRoom:
         path = draft.held(lambda parent, token: drawn[1 + parent].is_token(token))
         self._outcomes.append(DraftOutcome(request, draft, path, tuple(after.drawn_or_none for after in drawn)))
         if request.status is RequestStatus.RUNNING:
+            self._moves += self._misplaced(request, row.start + 1, path)
             request.num_computed_tokens = row.start + 1 + len(path)
             self._trim(request, request.num_computed_tokens + 1)
         return replace(result, following=tuple(drawn[1 + index] for index in path))
+
+    def _misplaced(self, request: Request, first: int, path: Sequence[int]) -> list[tuple[int, int]]:
+        """The moves of a path's tokens to the positions from `first` on, where the draft's first token is."""
+        places = [(first + index, first + target) for target, index in enumerate(path) if index != target]
+        return [(self._slot(request, source), self._slot(request, target)) for source, target in places]
+
+    def _slot(self, request: Request, place: int) -> int:
+        size = self._manager.block_size
+        return request.block_ids[place // size] * size + place % size
+
+    def take_moves(self) -> tuple[tuple[int, int], ...]:
+        """What has to be moved before the next step."""
+        moves, self._moves = tuple(self._moves), []
+        return moves
 
     def take_outcomes(self) -> list[DraftOutcome]:
         """Those since the last call."""

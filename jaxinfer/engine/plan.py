@@ -50,11 +50,15 @@ class StepPlan:
         rows: what is computed.
         num_tokens: tokens of all rows.
         copies: blocks (source, target) that are copied in this order before the step writes anything.
+        moves: KV slots (source, target), ``block * block_size + offset`` each, of which the former's contents go to
+            the latter, before the copies: tokens of trees that held, to where they would have been computed. All of a
+            request's sources may be read before any target is written, and each target lies before its source.
     """
 
     rows: tuple[ScheduledRow, ...]
     num_tokens: int
     copies: tuple[tuple[int, int], ...] = ()
+    moves: tuple[tuple[int, int], ...] = ()
 
     @property
     def has_drafts(self) -> bool:

@@ -267,7 +267,8 @@ class Scheduler:
             if (row.start + 1) % self._block_size == 0:
                 self._reuse.publish(row.request, row.start + 1)
         self._admission.release_followers(rows)
-        plan = StepPlan(tuple(rows), sum(row.num_tokens for row in rows), self.block_manager.take_copies())
+        changes = self.block_manager.take_copies(), self.draft_room.take_moves()
+        plan = StepPlan(tuple(rows), sum(row.num_tokens for row in rows), *changes)
         self._num_steps += 1
         self._num_tokens += plan.num_tokens
         slots = count_slots(self.block_manager.num_used_blocks, self._block_size, self._running)

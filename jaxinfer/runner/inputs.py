@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxinfer.engine.plan import ScheduledRow
 from jaxinfer.engine.request import Request
+from jaxinfer.runner.tree_rows import num_words, tree_bits
 from jaxinfer.sampling.batch import NUM_FIELDS
 from jaxinfer.sampling.draft_rows import num_packed_rows
 
@@ -22,8 +23,9 @@ class StepSpec:
         table_width: M, entries of a block table.
         sampler: the step draws with the full sampler; False compiles an argmax and nothing else.
         num_logits: R, logits rows after padding; 0 for as many as rows.
-        num_drafts: K, tokens of a draft that the sampler knows of at most.
+        num_drafts: K, tokens of a draft before a row that the sampler knows of at most.
         keeps_probabilities: the sampler decides about drafts that were drawn.
+        tree_width: Qmax, new tokens of a row whose draft is a tree, at most; 0 without trees.
     """
 
     num_tokens: int
@@ -33,6 +35,7 @@ class StepSpec:
     num_logits: int = 0
     num_drafts: int = 0
     keeps_probabilities: bool = False
+    tree_width: int = 0
 
 
 class StepInput(NamedTuple):
@@ -49,6 +52,9 @@ class StepInput(NamedTuple):
         block_tables: int32[B, M].
         sampling: int32[NUM_FIELDS, R] for `SamplingBatch.unpack`, below it what `DraftRows.unpack` reads; without the
             sampler int32[1, R], the slots.
+        offsets: int32[T], where in its page the token's key and value go: in a tree, whose tokens lie in a row, this
+            does not follow from the position. Only where the step may have trees, else empty.
+        tree: int32[T, W], for `unpack_tree`; likewise.
     """
 
     tokens: jax.Array
@@ -60,14 +66,18 @@ class StepInput(NamedTuple):
     context_lens: jax.Array
     block_tables: jax.Array
     sampling: jax.Array
+    offsets: jax.Array | None = None
+    tree: jax.Array | None = None
 
 
-def input_shapes(spec: StepSpec) -> StepInput:
+def input_shapes(spec: StepSpec) -> tuple[tuple[int, ...], ...]:
     """The shape of every field of a StepInput, in the order in which they are packed."""
     t, b = (spec.num_tokens,), spec.num_rows
     r = spec.num_logits or b
     fields = NUM_FIELDS + num_packed_rows(spec.num_drafts, spec.keeps_probabilities) if spec.sampler else 1
-    return StepInput(t, t, t, t, (r,), (b + 1,), (b,), (b, spec.table_width), (fields, r))  # type: ignore[arg-type]
+    none: tuple[int, ...] = (0,)
+    offsets, tree = (t, (*t, num_words(spec.tree_width))) if spec.tree_width else (none, none)
+    return t, t, t, t, (r,), (b + 1,), (b,), (b, spec.table_width), (fields, r), offsets, tree
 
 
 def packed_size(spec: StepSpec) -> int:
@@ -150,9 +160,16 @@ def assemble(
     step.token_slots[:] = -1
     step.token_slots[ends[on_device] - 1] = slots[on_device]
     owner = np.repeat(np.arange(count, dtype=np.int32), lengths)
-    positions = np.arange(total, dtype=np.int32) + (starts - ends + lengths)[owner]
-    step.positions[:total] = positions
-    step.page_ids[:total] = tables.tables[slots[owner], positions // block_size]
+    places = np.arange(total, dtype=np.int32) + (starts - ends + lengths)[owner]
+    step.positions[:total] = places
+    step.page_ids[:total] = tables.tables[slots[owner], places // block_size]
+    if spec.tree_width and step.offsets is not None and step.tree is not None:
+        for row, end in zip(rows, ends.tolist(), strict=True):
+            if row.draft.parents:
+                depths = np.asarray(row.draft.depths(), np.int32)
+                step.positions[end - len(depths) : end] = row.start + depths
+        step.offsets[:total] = places % block_size
+        step.tree[:total] = tree_bits(rows, places - starts[owner], step.tree.shape[1])
     step.query_start[1 : count + 1] = ends
     step.query_start[count + 1 :] = total
     step.context_lens[:count] = starts + lengths

@@ -7,13 +7,14 @@ from types import MappingProxyType
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.cache.paged import KVCache, copy_blocks
+from jaxinfer.cache.paged import KVCache, copy_blocks, move_slots
 from jaxinfer.config import EngineConfig
 from jaxinfer.quant.array import QuantArray
 from jaxinfer.quant.gpu_matmul import act_dtype
 from jaxinfer.runner.block_copies import COPIES_A_CALL
 from jaxinfer.runner.buckets import bucket_for, token_buckets
 from jaxinfer.runner.inputs import StepSpec, packed_size
+from jaxinfer.runner.slot_moves import MOVES_A_CALL
 from jaxinfer.runner.step import make_forward_step
 from jaxinfer.sampling.state import COUNTS_A_CALL, SamplingState, count_tokens, upload_bias, upload_counts
 from jaxinfer.sharding.placement import Placement
@@ -72,7 +73,8 @@ class Programs:
 
     The documented set is every bucket of `compiled_buckets` times {greedy, sampler}, the two uploads of sampling state
     and the copy of blocks. With speculation each bucket above `max_num_seqs` comes with more logits rows as well, and
-    there is a program that counts tokens. Nothing else is compiled by an engine.
+    there is a program that counts tokens; where drafts may be trees, steps with drafts are programs of their own, and
+    one moves slots of the pool. Nothing else is compiled by an engine.
 
     Args:
         config: the engine's settings.
@@ -103,25 +105,30 @@ class Programs:
         self._uploads: dict[str, jax.stages.Compiled] = {}
         self._copy: jax.stages.Compiled | None = None
         self._count: jax.stages.Compiled | None = None
+        self._move: jax.stages.Compiled | None = None
 
-    def spec(self, num_tokens: int, sampler: bool, num_logits: int = 0) -> StepSpec:
+    def spec(self, num_tokens: int, sampler: bool, num_logits: int = 0, has_drafts: bool = False) -> StepSpec:
         """The spec of the smallest bucket that holds `num_tokens`; with more logits rows than `max_num_seqs` where
-        these are not enough for `num_logits`."""
+        these are not enough for `num_logits`; for trees where there are drafts and they may be such."""
         config = self.config
         bucket, seqs = bucket_for(num_tokens, self.buckets), config.scheduler.max_num_seqs
         rows = min(bucket, seqs)
         widest = min(bucket, seqs + config.max_draft_rows)
         logits = widest if widest > rows and num_logits > rows else 0
         speculation = config.speculation
-        if speculation is None or not sampler:
+        if speculation is None:
             return StepSpec(bucket, rows, table_width(config), sampler, logits)
-        drafts, keeps = speculation.num_tokens, speculation.keeps_probabilities
-        return StepSpec(bucket, rows, table_width(config), sampler, logits, drafts, keeps)
+        tree_width = 1 + speculation.num_tokens if has_drafts and speculation.tree_depth else 0
+        if tree_width and widest > rows:
+            logits = widest
+        drafts, keeps = (speculation.depth, speculation.keeps_probabilities) if sampler else (0, False)
+        return StepSpec(bucket, rows, table_width(config), sampler, logits, drafts, keeps, tree_width)
 
     @property
     def num_compiled(self) -> int:
         """Programs compiled (or loaded from the persistent cache) so far."""
-        return len(self._steps) + len(self._uploads) + (self._copy is not None) + (self._count is not None)
+        others = (self._copy, self._count, self._move)
+        return len(self._steps) + len(self._uploads) + sum(program is not None for program in others)
 
     def step(self, spec: StepSpec) -> jax.stages.Compiled:
         """The program of a spec: ``(leaves, kv, state, packed) -> StepOutput``; kv and state are donated."""
@@ -147,6 +154,13 @@ class Programs:
             ids = jax.ShapeDtypeStruct((COPIES_A_CALL,), jnp.int32)
             self._copy = jax.jit(copy_blocks, donate_argnums=0).lower(self._shapes[1], ids, ids).compile()
         return self._copy
+
+    def move(self) -> jax.stages.Compiled:
+        """The program that moves slots: ``(kv, slots) -> kv``, int32[2, MOVES_A_CALL]; kv is donated."""
+        if self._move is None:
+            slots = jax.ShapeDtypeStruct((2, MOVES_A_CALL), jnp.int32)
+            self._move = jax.jit(move_slots, donate_argnums=0).lower(self._shapes[1], slots).compile()
+        return self._move
 
     def count(self) -> jax.stages.Compiled:
         """The program `count_tokens`."""
@@ -177,14 +191,19 @@ class Programs:
         from jaxinfer.progress_bar import ProgressBar  # scripts/gpu_check.py does without tqdm
 
         modes = (True,) if self.config.runner.logits_processors else (False, True)
-        widths = (0, self.config.scheduler.max_num_seqs + 1) if self.config.speculation else (0,)
-        found = [self.spec(bucket, mode, width) for bucket in self.buckets for mode in modes for width in widths]
-        specs = list(dict.fromkeys(found))
+        speculation, kinds = self.config.speculation, [(0, False)]
+        if speculation:
+            kinds.append((self.config.scheduler.max_num_seqs + 1, True))
+        found = [self.spec(bucket, mode, *kind) for bucket in self.buckets for mode in modes for kind in kinds]
+        # A tree has two tokens at least.
+        specs = [spec for spec in dict.fromkeys(found) if spec.num_tokens > 1 or not spec.tree_width]
         for kind in ("bias", "counts"):
             self.upload(kind)
         self.copy()
-        if self.config.speculation:
+        if speculation:
             self.count()
+            if speculation.tree_depth:
+                self.move()
         with (
             ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="jaxinfer-compile") as pool,
             ProgressBar(total=len(specs), desc="Compiling step programs", disable=not progress) as bar,

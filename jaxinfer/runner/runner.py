@@ -14,6 +14,7 @@ from jaxinfer.runner.block_copies import copy_calls
 from jaxinfer.runner.inputs import BlockTables, assemble
 from jaxinfer.runner.programs import Programs, table_width
 from jaxinfer.runner.results import StepArrays, read_rows
+from jaxinfer.runner.slot_moves import move_calls
 from jaxinfer.sampling.slots import SlotTable, count_calls
 from jaxinfer.sampling.state import SamplingState, init_state
 from jaxinfer.sharding.placement import Placement
@@ -46,11 +47,11 @@ class ModelRunner:
         """Of the parameters those that turn tokens into numbers and back, as the next step reads them."""
         self._take(params)
         guess = config.speculation
-        num_drafts, keeps = (guess.num_tokens, guess.keeps_probabilities) if guess else (0, False)
-        draft_blocks = -(-num_drafts // config.cache.block_size)
+        depth, keeps = (guess.depth, guess.keeps_probabilities) if guess else (0, False)
+        draft_blocks = -(-guess.num_tokens // config.cache.block_size) if guess else 0
         self._tables = BlockTables(scheduler.max_num_seqs, table_width(config), draft_blocks)
         custom = bool(config.runner.logits_processors)
-        self._slots = SlotTable(scheduler.max_num_seqs, model.vocab_size, custom, num_drafts, keeps)
+        self._slots = SlotTable(scheduler.max_num_seqs, model.vocab_size, custom, depth, keeps)
         self._programs = Programs(config, params, self.kv, self._state, self.placement)
         self._last_ready = 0.0
         self.drafted: Callable[[], jax.Array] | None = None
@@ -70,9 +71,10 @@ class ModelRunner:
         started = time.perf_counter()
         self._tables.update(plan.rows)
         num_logits = sum(row.num_logits for row in plan.rows)
-        greedy = self._programs.spec(plan.num_tokens, False, num_logits)
+        greedy = self._programs.spec(plan.num_tokens, False, num_logits, plan.has_drafts)
         inputs = self._slots.prepare(plan.rows, greedy.num_logits or greedy.num_rows)
-        spec = self._programs.spec(plan.num_tokens, True, num_logits) if inputs.needs_sampler else greedy
+        counts = num_logits, plan.has_drafts
+        spec = self._programs.spec(plan.num_tokens, True, *counts) if inputs.needs_sampler else greedy
         sampling = inputs.packed if spec.sampler else inputs.packed[:1]
         packed = assemble(plan.rows, spec, self._tables, self.config.cache.block_size, sampling)
         for kind, uploads in (("bias", inputs.bias_uploads), ("counts", inputs.counts_uploads)):
@@ -80,6 +82,8 @@ class ModelRunner:
                 self._state = self._programs.upload(kind)(self._state, np.int32(slot), row)
         for slots, token_ids in count_calls(inputs.counted, self.config.scheduler.max_num_seqs):
             self._state = self._programs.count()(self._state, slots, token_ids)
+        for moved in move_calls(plan.moves):
+            self.kv = self._programs.move()(self.kv, moved)
         for source_ids, target_ids in copy_calls(plan.copies):
             self.kv = self._programs.copy()(self.kv, source_ids, target_ids)
         drafted = (self.drafted(),) if spec.keeps_probabilities and self.drafted is not None else ()

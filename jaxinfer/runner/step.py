@@ -16,6 +16,7 @@ from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.rope import Rotation, rotate
 from jaxinfer.runner.inputs import StepInput, StepSpec, unpack
+from jaxinfer.runner.tree_rows import unpack_tree
 from jaxinfer.sampling.batch import NUM_FIELDS, SamplingBatch
 from jaxinfer.sampling.draft_rows import DraftRows
 from jaxinfer.sampling.logits import LogitsProcessor
@@ -184,7 +185,8 @@ def make_attention(step: StepInput, spec: StepSpec, config: ModelConfig, block_s
     return attention_over(
         config,
         page_ids=step.page_ids,
-        offsets=step.positions % block_size,
+        offsets=step.offsets if spec.tree_width else step.positions % block_size,
+        tree_mask=unpack_tree(step.tree, spec.tree_width) if step.tree is not None and spec.tree_width else None,
         block_tables=step.block_tables,
         query_start=step.query_start,
         context_lens=step.context_lens,

@@ -19,10 +19,11 @@ class DrawnDrafts(NamedTuple):
 
 
 class DraftRows(NamedTuple):
-    """A row behind the first tokens of a draft is treated as if they had been drawn. K tokens are guessed at most.
+    """A row behind tokens of a draft, the first or a path of a tree, is treated as if they had been drawn. At most K
+    are guessed to follow one another.
 
     Attributes:
-        prefix: int32[K, R], the tokens of the draft before the row, -1 for none.
+        prefix: int32[K, R], the tokens of the draft before the row, on its path, -1 for none.
         token: as in `DrawnDrafts`; None where drafts are never drawn.
         place: int32[R], where its distribution is kept. None likewise.
         drafted: float32[D, V], the kept distributions, as logits (-inf what is left out). None likewise.

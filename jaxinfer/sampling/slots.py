@@ -53,7 +53,7 @@ class SlotTable:
         vocab_size: V.
         custom_processors: there are custom logits processors, which act on every row and may read the counts: all
             rows then need the sampler and keep counts.
-        num_drafts: K, tokens of a draft at most; 0 for no drafts.
+        num_drafts: K, tokens of a draft that follow one another, at most; 0 for no drafts.
         keeps_probabilities: drafts may be drawn.
     """
 
@@ -101,23 +101,21 @@ class SlotTable:
                 targets += request.prompt_token_ids[first : first + row.num_scored]
                 positions += range(first, first + row.num_scored)
             if row.samples:
-                draft = row.draft.token_ids
-                position = row.start + row.num_tokens - len(draft)
+                num_drafted = len(row.draft.token_ids)
+                position = row.start + row.num_tokens - num_drafted
                 if slot in self._watched:
-                    self._refresh_bias(request, position, draft, inputs.bias_uploads)
+                    self._refresh_bias(row, position, inputs.bias_uploads)
                 if slot in self._num_counted:
                     self._count(row, inputs.counted)
-                if draft:
+                if num_drafted:
                     drafted.append((len(slots), row))
-                    slots += [slot] * len(draft)
-                    targets += [VERIFIES] * len(draft)
-                    positions += range(position, position + len(draft))
-                slots.append(slot)
-                targets.append(VERIFIES if draft else DRAWS)
-                positions.append(position + len(draft))
+                slots += [slot] * (1 + num_drafted)
+                targets += [VERIFIES if num_drafted else DRAWS] * (1 + num_drafted)
+                positions.append(position)
+                positions += [position + depth for depth in row.draft.depths()]
         needs_sampler = self.custom_processors or bool(self._needs_sampler[slots].any())
         packed = self._pack(slots, targets, positions, num_rows)
-        if self._num_drafts:
+        if self._num_drafts and needs_sampler:
             self._pack_drafts(packed, drafted)
         return replace(inputs, packed=packed, needs_sampler=needs_sampler)
 
@@ -138,16 +136,16 @@ class SlotTable:
         """Fills in what is below the fields of SamplingBatch: for each logits row the tokens before it."""
         packed[NUM_FIELDS:] = -1
         for first, row in drafted:
-            draft = row.draft.token_ids
-            for index, token in enumerate(draft):
-                packed[NUM_FIELDS + index, first + index + 1 : first + len(draft) + 1] = token
+            draft, prefix = row.draft.token_ids, packed[NUM_FIELDS : NUM_FIELDS + self._num_drafts]
+            for index, (token, depth) in enumerate(zip(draft, row.draft.depths(), strict=True)):
+                prefix[: depth - 1, first + 1 + index] = prefix[: depth - 1, first + 1 + row.draft.parent(index)]
+                prefix[depth - 1, first + 1 + index] = token
             if row.draft.lane >= 0:
                 place = row.draft.lane * self._num_drafts
                 packed[NUM_FIELDS + self._num_drafts, first : first + len(draft)] = draft
                 packed[NUM_FIELDS + self._num_drafts + 1, first : first + len(draft)] = range(place, place + len(draft))
             if row.request.slot in self._watched:
-                for index in range(len(draft) + 1):
-                    key = bias_key(row.request, row.start + 1 + index, draft[:index])
+                for index, key in enumerate(_bias_keys(row, row.start + 1)):
                     packed[FIELD["use_bias"], first + index] = key is not None
 
     def _count(self, row: ScheduledRow, counted: list[tuple[int, int]]) -> None:
@@ -182,17 +180,21 @@ class SlotTable:
             if self._num_drafts:
                 self._num_counted[slot] = len(request.output_token_ids)
 
-    def _refresh_bias(
-        self, request: Request, position: int, draft: Sequence[int], bias_uploads: list[tuple[int, np.ndarray]]
-    ) -> None:
+    def _refresh_bias(self, row: ScheduledRow, position: int, bias_uploads: list[tuple[int, np.ndarray]]) -> None:
         """The one bias of the draws from `position` to behind the draft; some of them may have none."""
-        keys = (bias_key(request, position + count, draft[:count]) for count in range(len(draft) + 1))
-        key = next((key for key in keys if key is not None), None)
-        slot = request.slot
+        key = next((key for key in _bias_keys(row, position) if key is not None), None)
+        request, slot = row.request, row.request.slot
         self._constants[FIELD["use_bias"], slot] = key is not None
         if key is not None and key != self._bias_keys[slot]:
             bias_uploads.append((slot, bias_row(request, key, self.vocab_size)))
             self._bias_keys[slot] = key
+
+
+def _bias_keys(row: ScheduledRow, position: int) -> Iterator[BiasKey | None]:
+    """Of the draw at `position`, and of those behind each token of the row's draft."""
+    for index in range(-1, len(row.draft.token_ids)):
+        guessed = row.draft.guessed(index)
+        yield bias_key(row.request, position + len(guessed), guessed)
 
 
 def request_column(request: Request, keeps_counts: bool) -> np.ndarray:

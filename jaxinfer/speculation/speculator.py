@@ -35,9 +35,9 @@ class Speculator:
         return self._lengths[request].tokens() if self._config.is_adaptive else self._config.num_tokens
 
     def propose(self, rows: Sequence[tuple[Request, int]]) -> list[Draft]:
-        """The method's drafts without what is behind a change of a request's bans and biases."""
+        """The method's drafts without what is behind a change of a request's bans and biases or beyond its length."""
         drafts = self.proposer.propose(rows)
-        return [draft.only(under_one_bias(request, draft)) for (request, _), draft in zip(rows, drafts, strict=True)]
+        return [_useful(request, draft) for (request, _), draft in zip(rows, drafts, strict=True)]
 
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
         """Hands on what became of the drafts."""
@@ -45,3 +45,8 @@ class Speculator:
             for outcome in outcomes:
                 self._lengths[outcome.request].learn(outcome.num_accepted, outcome.draft.depth)
         self.proposer.observe(outcomes)
+
+
+def _useful(request: Request, draft: Draft) -> Draft:
+    depths, deepest = draft.depths(), request.max_total_tokens - request.num_known_tokens - 1
+    return draft.only([index for index in under_one_bias(request, draft) if depths[index] <= deepest])

@@ -179,7 +179,7 @@ def _sight(step: _Step, rows: jax.Array, tokens: jax.Array, valid: jax.Array) ->
     index = tokens - starts[:, None]
     new = (step.query_start[rows + 1] - starts)[:, None]
     if step.tree_mask is None:
-        in_tree, depth, last, is_long = None, index, index, None
+        in_tree, depth, last, is_long = None, index, index, jnp.bool_(True)
     else:
         in_tree = step.tree_mask[tokens] & (jnp.arange(step.tree_mask.shape[1]) < new[:, :, None])
         is_long = new > step.tree_mask.shape[1]

@@ -63,7 +63,7 @@ class Bench:
 
     config: EngineConfig
     runner: ModelRunner
-    draft_runner: DraftRunner
+    draft_runner: DraftRunner | None
     params: Any
 
     def engine(self, proposer: Proposer | None, tokens: int = LONGEST, **fields: Any) -> Engine:
@@ -79,6 +79,25 @@ class Bench:
         self.draft_runner._leaves = tuple(jax.device_put(leaf) for leaf in jax.tree.leaves(params))
         cache, scheduler = self.config.cache, self.config.scheduler
         return DraftModelProposer(self.draft_runner, cache.block_size, scheduler.max_num_batched_tokens, max_position)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(6, 60, length).tolist()
+
+
+def eight() -> list[tuple[list[int], SamplingParams]]:
+    """Greedy and seeded requests of different lengths; one repeats itself, two share their beginning."""
+    seeded = [SamplingParams(temperature=0.9, seed=seed, top_k=12, max_tokens=24) for seed in range(3)]
+    return [
+        (prompt(0, 5), SamplingParams(temperature=0, max_tokens=30)),
+        (prompt(1, 17), seeded[0]),
+        ([7, 8, 9] * 8, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)),
+        ([*prompt(1, 17), 9], seeded[1]),
+        (prompt(2, 9), SamplingParams(temperature=0, max_tokens=1)),
+        (prompt(3, 30), SamplingParams(temperature=0, max_tokens=2)),
+        (prompt(4, 3), seeded[2]),
+        (prompt(5, 3), SamplingParams(temperature=1.0, seed=5, max_tokens=20, ignore_eos=True, min_p=0.1)),
+    ]
 
 
 def serve(engine: Engine, requests: Sequence[tuple[list[int], SamplingParams]]) -> Served:

@@ -3,35 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.speculation.ngram import NgramProposer
 from jaxinfer.speculation.proposer import Proposer
-from tests.speculation.conftest import EOS, Bench, Guesses, serve, summary, token_ids
-
-GREEDY = SamplingParams(temperature=0, max_tokens=30)
-
-
-def prompt(seed: int, length: int) -> list[int]:
-    return np.random.default_rng(seed).integers(6, 60, length).tolist()
-
-
-def eight() -> list[tuple[list[int], SamplingParams]]:
-    """Greedy and seeded requests of different lengths; one repeats itself, two share their beginning."""
-    seeded = [SamplingParams(temperature=0.9, seed=seed, top_k=12, max_tokens=24) for seed in range(3)]
-    return [
-        (prompt(0, 5), GREEDY),
-        (prompt(1, 17), seeded[0]),
-        ([7, 8, 9] * 8, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)),
-        ([*prompt(1, 17), 9], seeded[1]),
-        (prompt(2, 9), SamplingParams(temperature=0, max_tokens=1)),
-        (prompt(3, 30), SamplingParams(temperature=0, max_tokens=2)),
-        (prompt(4, 3), seeded[2]),
-        (prompt(5, 3), SamplingParams(temperature=1.0, seed=5, max_tokens=20, ignore_eos=True, min_p=0.1)),
-    ]
+from tests.speculation.conftest import EOS, Bench, Guesses, eight, prompt, serve, summary, token_ids
 
 
 @pytest.fixture(scope="module")
