@@ -1,13 +1,13 @@
 """The engine's settings: small frozen dataclasses, validated where they are made."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from jaxinfer.models.config import ModelConfig
 
 SchedulingPolicy = Literal["fcfs", "priority"]
-FeatureKind = Literal["hidden"]
+FeatureKind = Literal["hidden", "eagle"]
 
 KV_CACHE_DTYPES = ("float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2", "int4")
 """What keys and values can be stored as. The last four are codes with a float32 scale per token and head."""
@@ -114,18 +114,58 @@ class FeatureSpec:
     """What a step leaves in the pool for each of its tokens beside keys and values, for a method that guesses from it.
 
     Args:
-        kind: "hidden" for the hidden state after the last norm.
+        kind: "hidden" for the hidden state after the last norm, "eagle" for what an EAGLE head is given.
         width: numbers of each token, D.
         dtype: dtype name of the activations.
+        layer: a layer of the method's own, whose keys and values lie behind those of the model's layers.
+        spare_blocks: blocks that this layer has beyond the pool's, which belong to no request.
     """
 
     kind: FeatureKind
     width: int
     dtype: str
+    layer: ModelConfig | None = None
+    spare_blocks: int = 0
 
     def block_bytes(self, block_size: int) -> int:
-        """Bytes of a block of `block_size` tokens."""
+        """Bytes of a block of `block_size` tokens, without the layer's."""
         return block_size * self.width * (4 if self.dtype == "float32" else 2)
+
+
+@dataclass(frozen=True)
+class EagleTree:
+    """How far an EAGLE head guesses, and how much of that is kept (arXiv:2406.16858).
+
+    Args:
+        layer: architecture of the head's layer.
+        depth: tokens ahead.
+        top_k: nodes of each depth that go on growing, and children that each of them is given. 1 makes a chain.
+        num_nodes: of all nodes, the best by the product of the head's probabilities on the way to them; their parents
+            are among them, since these are at least as good.
+    """
+
+    layer: ModelConfig
+    depth: int
+    top_k: int
+    num_nodes: int
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "top_k", "num_nodes"):
+            require_positive(name, getattr(self, name))
+
+    @property
+    def num_candidates(self) -> int:
+        """Nodes that are looked at."""
+        return self.top_k + (self.depth - 1) * self.top_k**2
+
+    @property
+    def num_kept(self) -> int:
+        """Nodes of a draft."""
+        return min(self.num_nodes, self.num_candidates)
+
+    def spare_blocks(self, block_size: int) -> int:
+        """Blocks that a tree grows in beyond that of its root."""
+        return -(-self.top_k * (self.depth - 1) // block_size)
 
 
 @dataclass(frozen=True)
@@ -142,6 +182,7 @@ class SpeculationConfig:
         features: what the method guesses from, kept in the pool (`FeatureSpec`); None for tokens alone.
         tree_depth: drafts may be trees whose deepest token is at most so far behind the last known one; 0 for chains
             of `num_tokens`. A tree's tokens are certain.
+        eagle: of "eagle" features, the head that is given them.
     """
 
     num_tokens: int
@@ -150,6 +191,7 @@ class SpeculationConfig:
     keeps_probabilities: bool = False
     features: FeatureKind | None = None
     tree_depth: int = 0
+    eagle: EagleTree | None = None
 
     def __post_init__(self) -> None:
         require_positive("num_speculative_tokens", self.num_tokens)
@@ -161,7 +203,10 @@ class SpeculationConfig:
 
     def feature_spec(self, model: ModelConfig, dtype: str) -> FeatureSpec | None:
         """The pool's features for a model whose activations are of `dtype`; None for none."""
-        return None if self.features is None else FeatureSpec(self.features, model.hidden_size, dtype)
+        if self.features is None:
+            return None
+        layer = None if self.eagle is None else self.eagle.layer
+        return FeatureSpec(self.features, (layer or model).hidden_size, dtype, layer)
 
     @property
     def depth(self) -> int:
@@ -196,4 +241,9 @@ class EngineConfig:
     @property
     def features(self) -> FeatureSpec | None:
         """What the pool keeps of each token beside keys and values; None for nothing."""
-        return None if self.speculation is None else self.speculation.feature_spec(self.model, self.runner.dtype)
+        speculation = self.speculation
+        spec = None if speculation is None else speculation.feature_spec(self.model, self.runner.dtype)
+        if spec is None or speculation is None or speculation.eagle is None:
+            return spec
+        lanes = min(speculation.max_running, self.scheduler.max_num_seqs)
+        return replace(spec, spare_blocks=lanes * speculation.eagle.spare_blocks(self.cache.block_size))

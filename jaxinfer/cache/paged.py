@@ -37,7 +37,7 @@ class KVCache(NamedTuple):
     """The pool: a pytree, donated from step to step. Page 0 is the sink that padding tokens write to.
 
     Attributes:
-        layers: keys and values, one entry a layer.
+        layers: keys and values, one entry a layer, and behind them one for the layer of `FeatureSpec`.
         features: [P, 1, S, D] in the activations' dtype, what `FeatureSpec` says of the token in each slot; None where
             no method guesses from it.
     """
@@ -167,6 +167,10 @@ def _zeros(
     layers = tuple(_empty_layer(zeros, rows, config.head_dim, dtype) for _ in range(config.num_hidden_layers))
     if features is None:
         return KVCache(layers)
+    if features.layer is not None:
+        own = features.layer
+        rows = (num_blocks + features.spare_blocks, 2 * own.num_key_value_heads, block_size)
+        layers += (_empty_layer(zeros, rows, own.head_dim, dtype),)
     return KVCache(layers, zeros((num_blocks, 1, block_size, features.width), jnp.dtype(features.dtype)))
 
 

@@ -38,7 +38,11 @@ def kv_token_bytes(model: ModelConfig, dtype: str) -> int:
 
 def kv_block_bytes(model: ModelConfig, block_size: int, dtype: str, features: FeatureSpec | None = None) -> int:
     """Bytes of one block of `block_size` tokens in all layers, scales and what else is kept of tokens included."""
-    return block_size * kv_token_bytes(model, dtype) + (0 if features is None else features.block_bytes(block_size))
+    own = block_size * kv_token_bytes(model, dtype)
+    if features is None:
+        return own
+    layer = 0 if features.layer is None else block_size * kv_token_bytes(features.layer, dtype)
+    return own + layer + features.block_bytes(block_size)
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:

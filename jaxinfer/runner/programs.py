@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jaxinfer.quant.array import QuantArray
 from jaxinfer.quant.gpu_matmul import act_dtype
 from jaxinfer.runner.block_copies import COPIES_A_CALL
 from jaxinfer.runner.buckets import bucket_for, token_buckets
+from jaxinfer.runner.eagle_step import EagleHead, EagleStep
 from jaxinfer.runner.inputs import StepSpec, packed_size
 from jaxinfer.runner.slot_moves import MOVES_A_CALL
 from jaxinfer.runner.step import make_forward_step
@@ -101,6 +103,8 @@ class Programs:
         leaves, self._params_tree = jax.tree.flatten(params)
         self._gpu_options = gpu_options(params)
         self._shapes = jax.tree.map(self._placement.shape, (tuple(leaves), kv, state))
+        self.eagle: EagleHead | None = None
+        """The head whose layer steps keep up; set before anything is compiled. Its arrays may be shapes."""
         self._steps: dict[StepSpec, jax.stages.Compiled] = {}
         self._uploads: dict[str, jax.stages.Compiled] = {}
         self._copy: jax.stages.Compiled | None = None
@@ -179,12 +183,18 @@ class Programs:
             block_size=self.config.cache.block_size,
             num_logprobs=self.num_logprobs,
             processors=runner.logits_processors,
+            eagle=None if self.eagle is None else self._eagle_step(self.eagle),
         )
         packed = jax.ShapeDtypeStruct((packed_size(spec),), jnp.int32)
         options = self._gpu_options if current_device().platform == "gpu" else None
         places = (self.config.max_draft_rows, self.config.model.vocab_size)
-        drafted = (jax.ShapeDtypeStruct(places, jnp.float32),) if spec.keeps_probabilities else ()
-        return jax.jit(function, donate_argnums=(1, 2), compiler_options=options).lower(*self._shapes, packed, *drafted)
+        extras: tuple[Any, ...] = (jax.ShapeDtypeStruct(places, jnp.float32),) if spec.keeps_probabilities else ()
+        if self.eagle is not None:
+            extras = (None, tuple(map(self._placement.shape, jax.tree.leaves(self.eagle.params))))
+        return jax.jit(function, donate_argnums=(1, 2), compiler_options=options).lower(*self._shapes, packed, *extras)
+
+    def _eagle_step(self, eagle: EagleHead) -> EagleStep:
+        return EagleStep(eagle.model, jax.tree.structure(eagle.params), self.config.cache.block_size)
 
     def compile_all(self, progress: bool) -> None:
         """Compiles the documented set, two programs at a time: XLA leaves cores idle while LLVM works on one."""

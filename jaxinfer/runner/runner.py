@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,7 +11,9 @@ import numpy as np
 from jaxinfer.cache.paged import KVCache, init_kv_cache
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.plan import StepPlan, StepResult
+from jaxinfer.models.eagle_model import EagleModel
 from jaxinfer.runner.block_copies import copy_calls
+from jaxinfer.runner.eagle_step import EagleHead
 from jaxinfer.runner.inputs import BlockTables, assemble
 from jaxinfer.runner.programs import Programs, table_width
 from jaxinfer.runner.results import StepArrays, read_rows
@@ -53,9 +56,25 @@ class ModelRunner:
         custom = bool(config.runner.logits_processors)
         self._slots = SlotTable(scheduler.max_num_seqs, model.vocab_size, custom, depth, keeps)
         self._programs = Programs(config, params, self.kv, self._state, self.placement)
+        self._head_leaves: tuple[jax.Array, ...] = ()
         self._last_ready = 0.0
         self.drafted: Callable[[], jax.Array] | None = None
         """Where drafts may be drawn, gives `DraftRows.drafted` of those that the next step verifies."""
+
+    @property
+    def eagle(self) -> EagleHead | None:
+        """The EAGLE head that its steps keep up with their tokens, if the pool has its layer."""
+        return self._programs.eagle
+
+    def use_eagle(self, model: EagleModel, params: Params) -> None:
+        """Takes a head for good; to be called before anything is compiled.
+
+        Args:
+            model: head and target.
+            params: the head's, see `EagleModel`.
+        """
+        self._programs.eagle = EagleHead(model, self.placement.put(params))
+        self._head_leaves = tuple(jax.tree.leaves(self._programs.eagle.params))
 
     @property
     def num_compiled(self) -> int:
@@ -86,8 +105,12 @@ class ModelRunner:
             self.kv = self._programs.move()(self.kv, moved)
         for source_ids, target_ids in copy_calls(plan.copies):
             self.kv = self._programs.copy()(self.kv, source_ids, target_ids)
-        drafted = (self.drafted(),) if spec.keeps_probabilities and self.drafted is not None else ()
-        output = self._programs.step(spec)(self._leaves, self.kv, self._state, self._send(packed), *drafted)
+        extras: tuple[Any, ...] = ()
+        if spec.keeps_probabilities and self.drafted is not None:
+            extras = (self.drafted(),)
+        elif self.eagle is not None:
+            extras = (None, self._head_leaves)
+        output = self._programs.step(spec)(self._leaves, self.kv, self._state, self._send(packed), *extras)
         self.kv, self._state = output.kv, output.state
         output.packed.copy_to_host_async()
         arrays = StepArrays(output.packed, output.logits, spec.sampler, self._programs.num_logprobs)

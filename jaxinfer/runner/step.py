@@ -15,6 +15,7 @@ from jaxinfer.models.attention import Sight
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.rope import Rotation, rotate
+from jaxinfer.runner.eagle_step import EagleStep
 from jaxinfer.runner.inputs import StepInput, StepSpec, unpack
 from jaxinfer.runner.tree_rows import unpack_tree
 from jaxinfer.sampling.batch import NUM_FIELDS, SamplingBatch
@@ -57,33 +58,39 @@ class PagedAttention:
     ) -> tuple[jax.Array, LayerCache]:
         """The new tokens' own keys and values are read back from the pages, too: what a token sees does not depend on
         whether it was computed in the same step."""
+        q, cache = self.write(qkv, angles, cache)
         if cache.is_spread:
-            return self._spread(qkv, angles, cache, sight)
-        q, cache = self._write(qkv, angles, cache)
+            return self._attend_spread(q, cache, sight).astype(qkv.dtype), cache
         # A float pool of another dtype than the activations is attended to in its own.
         read_dtype = q.dtype if cache.scales is not None else cache.pages.dtype
         return self._attend(q.astype(read_dtype), cache, sight, sight.scale).astype(qkv.dtype), cache
 
-    def _spread(
-        self, qkv: jax.Array, angles: Rotation, cache: LayerCache, sight: Sight
-    ) -> tuple[jax.Array, LayerCache]:
-        """The same with the channels of queries, keys and values spread in the pages."""
-        tokens, head_dim = qkv.shape[0], qkv.shape[-1]
-        spread = channel_spread(head_dim)
-        matrix = jnp.asarray(spread.matrix, qkv.dtype)
-        apply = partial(jnp.einsum, precision="highest")  # of float32; others are what they are
+    def write(self, qkv: jax.Array, angles: Rotation, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
+        """Writes the new keys and values. Returns the queries ``[T, N, H]`` as they are compared with keys in the
+        pages, rotated, and spread where these are, and the cache."""
+        if not cache.is_spread:
+            return self._write(qkv, angles, cache)
+        matrix = jnp.asarray(channel_spread(qkv.shape[-1]).matrix, qkv.dtype)
         rotated = jnp.concatenate([rotate(qkv[:, :, :-1], angles), qkv[:, :, -1:]], axis=2)
-        as_they_are = Rotation(jnp.ones((tokens, head_dim // 2)), jnp.zeros((tokens, head_dim // 2)))
-        q, cache = self._write(apply("tkgh,hc->tkgc", rotated, matrix), as_they_are, cache)
-        scale = head_dim**-0.5 if sight.scale is None else sight.scale
-        out = self._attend(q, cache, sight, scale / spread.gain)
-        return apply("tnc,hc->tnh", out, matrix / jnp.asarray(spread.gain, qkv.dtype)), cache
+        half = qkv.shape[0], qkv.shape[-1] // 2
+        as_they_are = Rotation(jnp.ones(half), jnp.zeros(half))
+        # float32 is multiplied as such; other dtypes are what they are.
+        return self._write(jnp.einsum("tkgh,hc->tkgc", rotated, matrix, precision="highest"), as_they_are, cache)
 
     def _write(self, qkv: jax.Array, angles: Rotation, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
         q, *written = rope_kv_write(
             qkv, angles.cos, angles.sin, cache.pages, self.page_ids, self.offsets, scales=cache.scales
         )
         return q, LayerCache(*written)
+
+    def _attend_spread(self, q: jax.Array, cache: LayerCache, sight: Sight) -> jax.Array:
+        """Where the channels of queries, keys and values are spread in the pages; what comes out is not."""
+        head_dim = q.shape[-1]
+        spread = channel_spread(head_dim)
+        scale = head_dim**-0.5 if sight.scale is None else sight.scale
+        out = self._attend(q, cache, sight, scale / spread.gain)
+        matrix = jnp.asarray(spread.matrix, q.dtype) / jnp.asarray(spread.gain, q.dtype)
+        return jnp.einsum("tnc,hc->tnh", out, matrix, precision="highest")
 
     def _attend(self, q: jax.Array, cache: LayerCache, sight: Sight, scale: float | None) -> jax.Array:
         shape = q.shape
@@ -134,9 +141,11 @@ def make_forward_step(
     num_logprobs: int,
     processors: tuple[LogitsProcessor, ...] = (),
     sum_over: str | None = None,
+    eagle: EagleStep | None = None,
 ) -> Callable[..., StepOutput]:
     """The step function of one spec: ``(leaves, kv, state, packed) -> StepOutput``, jitted with kv and state donated.
-    Where the sampler decides about drafts that were drawn, `DraftRows.drafted` comes last.
+    Where the sampler decides about drafts that were drawn, `DraftRows.drafted` comes next, and with an EAGLE head the
+    leaves of its parameters last.
 
     Parameters come as a flat tuple of leaves, since dispatch costs grow with the nesting of the arguments;
     `params_tree` is their tree structure.
@@ -149,8 +158,10 @@ def make_forward_step(
         num_logprobs: k, alternatives a row brings back (sampler only).
         processors: custom logits processors, applied in order (sampler only).
         sum_over: inside `jax.shard_map`, the mesh axis over which the layers are split; see `Decoder`.
+        eagle: the head whose layer the step keeps up with its tokens; None for none.
     """
     decoder = Decoder(config, sum_over=sum_over)
+    taps = () if eagle is None else eagle.model.taps
 
     def forward_step(
         leaves: tuple[jax.Array, ...],
@@ -158,14 +169,21 @@ def make_forward_step(
         state: SamplingState,
         packed: jax.Array,
         drafted: jax.Array | None = None,
+        head: tuple[jax.Array, ...] = (),
     ) -> StepOutput:
         variables = {"params": jax.tree.unflatten(params_tree, leaves)}
         step = unpack(packed, spec)
         tokens = jnp.where(step.token_slots < 0, step.tokens, state.last_tokens[jnp.maximum(step.token_slots, 0)])
         attention = make_attention(step, spec, config, block_size)
         run: Any = decoder.apply
-        hidden, written = run(variables, tokens, step.positions, attention, kv.layers)
-        kv = write_features(kv._replace(layers=tuple(written)), attention.page_ids, attention.offsets, hidden)
+        layers, own = kv.layers[: config.num_hidden_layers], kv.layers[config.num_hidden_layers :]
+        given = tokens, step.positions, attention, layers, taps
+        hidden, written, tapped = run(variables, *given, method=Decoder.tapped)
+        kv = kv._replace(layers=(*written, *own))
+        if eagle is None:
+            kv = write_features(kv, attention.page_ids, attention.offsets, hidden)
+        else:
+            kv = eagle(head, variables["params"], step._replace(tokens=tokens), attention, (hidden, tapped), kv)
         logits = run(variables, hidden[step.logits_tokens], method=Decoder.logits)
         if not spec.sampler:
             drawn, finite = sample_greedy(logits)
