@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable
 
 from jaxinfer.engine.output_processor import OutputProcessor
-from jaxinfer.engine.plan import Speculation
+from jaxinfer.engine.plan import Runner, Speculation
 from jaxinfer.engine.scheduler import Scheduler
 from jaxinfer.engine.speculation_stats import SpeculationStats
 
@@ -16,6 +16,7 @@ class Drafts:
         speculation: who guesses; None for nobody.
         scheduler: says for whom, and takes the drafts.
         outputs: show each request what was guessed for it.
+        runner: brings the pool up to date, since methods may read it.
         clock: seconds.
     """
 
@@ -24,11 +25,13 @@ class Drafts:
         speculation: Speculation | None,
         scheduler: Scheduler,
         outputs: OutputProcessor,
+        runner: Runner,
         clock: Callable[[], float],
     ) -> None:
         self._speculation = speculation
         self._scheduler = scheduler
         self._outputs = outputs
+        self._runner = runner
         self._clock = clock
         self._last_seconds = 0.0
         self._stats = SpeculationStats() if speculation is not None else None
@@ -52,6 +55,9 @@ class Drafts:
         if not rows:
             return
         began = self._clock()
+        copies, moves = self._scheduler.take_changes()
+        if copies or moves:
+            self._runner.change(copies, moves)
         drafts = self._speculation.propose(rows)
         self._last_seconds = self._clock() - began
         for (request, _), draft in zip(rows, drafts, strict=True):

@@ -69,7 +69,7 @@ class Engine:
         self._outputs = OutputProcessor(tokenizer)
         self._beams = BeamGroups(self.scheduler, tokenizer)
         self._acceptance = Acceptance(self.scheduler, self._outputs, self._beams, config.runner.dtype)
-        self._drafts = Drafts(speculation, self.scheduler, self._outputs, clock)
+        self._drafts = Drafts(speculation, self.scheduler, self._outputs, runner, clock)
         self._steps: deque[_Step] = deque()
         self._times = StepClock()
         self._busy_since: float | None = None

@@ -200,6 +200,10 @@ class Runner(Protocol):
         """Programs compiled so far; does not move after warm-up."""
         ...
 
+    def change(self, copies: Sequence[tuple[int, int]], moves: Sequence[tuple[int, int]]) -> None:
+        """Dispatches what a plan would have it do to the pool before its step (`StepPlan`), without a step."""
+        ...
+
     def execute(self, plan: StepPlan) -> PendingStep:
         """Dispatches a step without waiting for it. Steps run in the order of the calls."""
         ...

@@ -267,13 +267,16 @@ class Scheduler:
             if (row.start + 1) % self._block_size == 0:
                 self._reuse.publish(row.request, row.start + 1)
         self._admission.release_followers(rows)
-        changes = self.block_manager.take_copies(), self.draft_room.take_moves()
-        plan = StepPlan(tuple(rows), sum(row.num_tokens for row in rows), *changes)
+        plan = StepPlan(tuple(rows), sum(row.num_tokens for row in rows), *self.take_changes())
         self._num_steps += 1
         self._num_tokens += plan.num_tokens
         slots = count_slots(self.block_manager.num_used_blocks, self._block_size, self._running)
         self._uncommitted.append(UncommittedStep(plan, *slots))
         return self.draft_room.scheduled(plan)
+
+    def take_changes(self) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+        """Copies and moves within the pool (`StepPlan`) that are due and that no plan has yet."""
+        return self.block_manager.take_copies(), self.draft_room.take_moves()
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[tuple[Request, RowResult]]:
         """Appends the drawn tokens of the oldest uncommitted step.

@@ -1,7 +1,7 @@
 """ModelRunner: executes plans on the device and owns everything that lives there."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +85,13 @@ class ModelRunner:
         """Compiles every program this engine will ever run, or loads it from the persistent cache."""
         self._programs.compile_all(progress)
 
+    def change(self, copies: Sequence[tuple[int, int]], moves: Sequence[tuple[int, int]]) -> None:
+        """Changes the pool as `StepPlan` has it: first the moves of slots, then the copies of blocks."""
+        for moved in move_calls(moves):
+            self.kv = self._programs.move()(self.kv, moved)
+        for source_ids, target_ids in copy_calls(copies):
+            self.kv = self._programs.copy()(self.kv, source_ids, target_ids)
+
     def execute(self, plan: StepPlan) -> "DeviceStep":
         """Dispatches a step without waiting for it."""
         started = time.perf_counter()
@@ -101,10 +108,7 @@ class ModelRunner:
                 self._state = self._programs.upload(kind)(self._state, np.int32(slot), row)
         for slots, token_ids in count_calls(inputs.counted, self.config.scheduler.max_num_seqs):
             self._state = self._programs.count()(self._state, slots, token_ids)
-        for moved in move_calls(plan.moves):
-            self.kv = self._programs.move()(self.kv, moved)
-        for source_ids, target_ids in copy_calls(plan.copies):
-            self.kv = self._programs.copy()(self.kv, source_ids, target_ids)
+        self.change(plan.copies, plan.moves)
         extras: tuple[Any, ...] = ()
         if spec.keeps_probabilities and self.drafted is not None:
             extras = (self.drafted(),)
