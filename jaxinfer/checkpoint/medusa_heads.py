@@ -61,6 +61,16 @@ def read_medusa(folder: Path, vocab_size: int | None = None) -> tuple[MedusaConf
     Raises:
         ValueError: not such a directory; a tensor is missing, too many or misshapen, by name.
     """
+    config, path, tensors = _describe(folder, vocab_size)
+    return config, _read(path, config, tensors)
+
+
+def read_medusa_config(folder: Path, vocab_size: int | None = None) -> MedusaConfig:
+    """The sizes of heads, without reading them; as `read_medusa`."""
+    return _describe(folder, vocab_size)[0]
+
+
+def _describe(folder: Path, vocab_size: int | None) -> tuple[MedusaConfig, Path, dict[str, Any]]:
     said = read_json(folder / "config.json")
     path = next((path for path in (folder / FILE, folder / "model.safetensors") if path.is_file()), None)
     if path is None:
@@ -76,8 +86,7 @@ def read_medusa(folder: Path, vocab_size: int | None = None) -> tuple[MedusaConf
     vocab = tensors[f"0.{layers}.weight"].shape[0] if own else said.get("vocab_size", vocab_size)
     if vocab is None:
         raise ValueError(f"{folder / 'config.json'} says no vocab_size; give that of the model")
-    config = MedusaConfig(first.shape[0], vocab, heads, layers, own)
-    return config, _read(path, config, tensors)
+    return MedusaConfig(first.shape[0], vocab, heads, layers, own), path, tensors
 
 
 def _read(path: Path, config: MedusaConfig, tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -73,6 +73,33 @@ class MedusaHeads(nn.Module):
         return tuple(head(hidden) for head in self.heads)
 
 
+def medusa_shapes(config: MedusaConfig, dtype: Any) -> Params:
+    """The parameter tree of heads as `jax.ShapeDtypeStruct` leaves; allocates nothing."""
+    row = jax.ShapeDtypeStruct((1, config.hidden_size), dtype)
+    shapes: Params = jax.eval_shape(MedusaHeads(config, jnp.dtype(dtype)).init, jax.random.key(0), row)["params"]
+    return shapes
+
+
+def config_of_medusa(params: Params, vocab_size: int) -> MedusaConfig:
+    """The sizes of heads, from their parameters.
+
+    Args:
+        params: of `MedusaHeads`.
+        vocab_size: of the model they belong to, for heads without matrices of their own.
+
+    Raises:
+        ValueError: these are no such parameters.
+    """
+    heads = [name for name in params if name.startswith("heads_")]
+    first: Any = params.get("heads_0", {})
+    if not heads or len(heads) < len(params) or "blocks_0" not in first:
+        raise ValueError(f"params has the entries {', '.join(params)}; Medusa heads are heads_0, heads_1 and so on")
+    layers = sum(name.startswith("blocks_") for name in first)
+    own = "lm_head" in first
+    vocab = first["lm_head"]["kernel"].shape[0] if own else vocab_size
+    return MedusaConfig(first["blocks_0"]["kernel"].shape[0], vocab, len(heads), layers, own)
+
+
 def init_medusa(config: MedusaConfig, output_matrix: jax.Array | None = None) -> Params:
     """Float32 heads that say what the model says of the next token: blocks that add nothing, and the model's matrix.
 

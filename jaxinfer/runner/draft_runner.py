@@ -38,7 +38,7 @@ class DraftRunner:
         self._num_tokens = speculation.num_tokens
         self._num_places = config.max_draft_rows
         self._kv, self._state = self._empty()
-        self._leaves = tuple(self._placement.put(jax.tree.leaves(params)))
+        self.update_params(params)
         seqs = config.scheduler.max_num_seqs
         self._tables = BlockTables(seqs, table_width(config), -(-self._num_tokens // config.cache.block_size))
         self._slots = DraftSlots(seqs)
@@ -81,6 +81,15 @@ class DraftRunner:
         self._kv, self._state = output.kv, output.state
         output.tokens.copy_to_host_async()
         return output.tokens
+
+    def update_params(self, params: Params) -> None:
+        """Uses other weights of the same tree, shapes and dtypes from the next step on."""
+        self._leaves = tuple(self._placement.put(jax.tree.leaves(params)))
+
+    def take_params(self) -> tuple[jax.Array, ...]:
+        """The weights' leaves, which it lets go of: no step is executed before it gets others."""
+        leaves, self._leaves = self._leaves, ()
+        return leaves
 
     def release(self) -> None:
         """Frees pool and state; nothing is executed before `restore`. The parameters stay."""

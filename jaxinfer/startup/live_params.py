@@ -36,6 +36,16 @@ def match_params(
     return _match(params, shapes or param_shapes(config, jax.numpy.dtype(dtype)), "", plan)
 
 
+def match_tree(params: Params | None, shapes: Params) -> Params:
+    """`match_params` for any tree of floats: the same arrays where they are jax.Arrays, copies of others.
+
+    Args:
+        params: leaves are jax.Arrays or numpy arrays.
+        shapes: the tree as `jax.ShapeDtypeStruct` leaves.
+    """
+    return _match(params, shapes, "", None)
+
+
 def float_shapes(params: Params, dtype: str) -> Params:
     """`param_shapes` of the model whose parameters these are, quantised ones included, with this dtype."""
     return jax.tree.map(

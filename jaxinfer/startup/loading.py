@@ -27,11 +27,13 @@ from jaxinfer.speculation.speculator import Speculator
 from jaxinfer.startup.args import EngineArgs
 from jaxinfer.startup.device_memory import claim_gpu_memory
 from jaxinfer.startup.generation_config import end_ids, read_generation_config, sampling_defaults
+from jaxinfer.startup.guesser import Guesser
 from jaxinfer.startup.live_params import dtype_of_params, float_shapes, match_params
 from jaxinfer.startup.quantization import named_method, quant_plan
+from jaxinfer.startup.resting_weights import RestingWeights
 from jaxinfer.startup.sizing import engine_config
 from jaxinfer.startup.sleep import Sleep
-from jaxinfer.startup.speculation import DraftModel, make_speculator, open_draft
+from jaxinfer.startup.speculation import make_speculation, open_guesser
 from jaxinfer.tokenizers.load import load_tokenizer
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 from jaxinfer.typing import Params
@@ -145,17 +147,16 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
         jax.default_backend(),
     )
     options = args.speculative_options
-    draft = open_draft(args, options, model, checkpoint, tokenizer)
-    config, weights = _config_and_params(args, model, checkpoint, params, plan, draft)
+    guesser = open_guesser(args, options, model, checkpoint, tokenizer)
+    config, weights = _config_and_params(args, model, checkpoint, params, plan, guesser)
     if plan is not None:
         facts = summarise_plan(plan, param_shapes(config.model, config.runner.dtype))
         logger.info("weights as %s: %s", plan.method, format_lines(facts))
     if config.runner.compilation_cache_dir is not None:
         enable_compile_cache(config.runner.compilation_cache_dir)
     runner = ModelRunner(config, weights)
-    speculator = make_speculator(
-        config, options, draft, runner, dtype=config.runner.dtype, progress=args.use_tqdm_on_load
-    )
+    made = make_speculation(options, guesser, runner, args.use_tqdm_on_load)
+    speculator = None if made is None else made.speculator
     if not args.enforce_eager:
         runner.warm_up(progress=args.use_tqdm_on_load)
         if speculator is not None:
@@ -165,7 +166,13 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
         logger.info("sampling defaults from the generation config, for calls without sampling_params: %s", defaults)
 
     reload = partial(_read_again, args, config.runner.dtype, plan) if params is None else None
-    sleep = Sleep(engine, runner, jax.tree.structure(weights), reload, speculator.proposer if speculator else None)
+    sleep = Sleep(
+        engine,
+        runner,
+        RestingWeights(runner, jax.tree.structure(weights), reload),
+        speculator.proposer if speculator else None,
+        made.weights if made else None,
+    )
     return EngineParts(
         engine, runner, tokenizer, defaults, plan, sleep, float_shapes(weights, config.runner.dtype), speculator
     )
@@ -232,14 +239,14 @@ def _config_and_params(
     checkpoint: Checkpoint | None,
     params: Params | None,
     plan: QuantPlan | None,
-    draft: DraftModel | None,
+    guesser: Guesser | None,
 ) -> tuple[EngineConfig, Params]:
     """The sizes are settled before weights are read, so that what cannot fit fails at once."""
     if params is not None:
         dtype = dtype_of_params(params) if args.dtype == "auto" else args.dtype
         params = match_params(params, model, dtype, plan)
-        return engine_config(args, model, dtype, loaded=params, draft=draft), params
+        return engine_config(args, model, dtype, loaded=params, guesser=guesser), params
     assert checkpoint is not None
     dtype = resolve_dtype(args.dtype, checkpoint.dtype, jax.default_backend())
-    config = engine_config(args, model, dtype, loaded=None, plan=plan, draft=draft)
+    config = engine_config(args, model, dtype, loaded=None, plan=plan, guesser=guesser)
     return config, load_params(checkpoint, dtype, plan=plan, progress=args.use_tqdm_on_load)

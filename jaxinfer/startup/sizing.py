@@ -26,7 +26,8 @@ from jaxinfer.runner.buckets import token_buckets
 from jaxinfer.runner.kv_support import require_kv_dtype, slow_pool
 from jaxinfer.startup.args import EngineArgs
 from jaxinfer.startup.device_memory import DeviceMemory, device_memory
-from jaxinfer.startup.speculation import DraftModel, speculation_config
+from jaxinfer.startup.guesser import Guesser
+from jaxinfer.startup.speculation import speculation_config
 from jaxinfer.typing import Params
 
 logger = logging.getLogger("jaxinfer")
@@ -45,7 +46,7 @@ def engine_config(
     dtype: str,
     loaded: Params | None,
     plan: QuantPlan | None = None,
-    draft: DraftModel | None = None,
+    guesser: Guesser | None = None,
 ) -> EngineConfig:
     """The complete configuration.
 
@@ -55,7 +56,7 @@ def engine_config(
         dtype: dtype name of parameters and activations.
         loaded: live parameters that are in the device's memory already; None when they will be loaded.
         plan: which of the parameters that will be loaded are quantised, and how; None for none.
-        draft: a draft model that is to be loaded as well; None for none.
+        guesser: what speculation is to load as well; None for nothing.
 
     Raises:
         ValueError: a request of `max_model_len` tokens cannot fit, sizes contradict each other, or the device cannot
@@ -84,10 +85,11 @@ def engine_config(
     features = None if speculation is None else speculation.feature_spec(model, dtype)
     block_bytes = kv_block_bytes(model, args.block_size, kv_dtype, features)
     drafted = 0
-    if draft is not None:
-        weights += draft.weight_bytes(dtype)
-        block_bytes += draft.block_bytes(args.block_size, kv_dtype)
-        drafted = 4 * guesses * model.vocab_size
+    if guesser is not None and speculation is not None:
+        weights += guesser.weight_bytes(dtype)
+        block_bytes += guesser.block_bytes(args.block_size, kv_dtype)
+        running = min(speculation.max_running, max_num_seqs)
+        drafted = guesser.step_bytes(model.vocab_size, running, speculation.num_tokens)
     budget = DeviceBudget(
         total_bytes=memory.total,
         free_bytes=min(free, memory.total),

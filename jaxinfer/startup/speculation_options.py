@@ -1,15 +1,17 @@
 """speculative_config, speculative_model and num_speculative_tokens: what is asked for, checked. Imports no JAX."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, get_args
 
 from jaxinfer.config import require_positive
+from jaxinfer.speculation.candidate_tree import Choices, check_choices
 
-SpeculationMethod = Literal["ngram", "draft_model"]
-METHODS: tuple[SpeculationMethod, ...] = ("ngram", "draft_model")
-_UNBUILT_METHODS = ("lookahead", "medusa", "eagle", "eagle3", "mtp", "suffix", "mlp_speculator", "deepseek_mtp")
+SpeculationMethod = Literal["ngram", "draft_model", "medusa"]
+METHODS: tuple[SpeculationMethod, ...] = get_args(SpeculationMethod)
+_UNBUILT_METHODS = ("lookahead", "eagle", "eagle3", "mtp", "suffix", "mlp_speculator", "deepseek_mtp")
 _NGRAM_NAMES = ("ngram", "[ngram]")
 DEFAULT_TOKENS = 5
 AUTO_TOKENS = 7
@@ -21,10 +23,11 @@ class SpeculativeOptions:
     """Entries of `speculative_config`.
 
     Args:
-        method: "ngram" or "draft_model"; where it is None, the latter if `model` is given.
+        method: "ngram", "draft_model" or "medusa"; where it is None, the second if `model` is given.
         model: the draft model: folder, GGUF file, Hub id or built-in name. "ngram" here means the method, as in vLLM.
-        num_speculative_tokens: tokens guessed for a request in a step, at most; "auto" adapts their number to what was
-            right so far, up to 7.
+            Of "medusa": the folder (or Hub id) of the heads.
+        num_speculative_tokens: tokens guessed for a request in a step, at most, in a tree all its nodes; "auto" adapts
+            their number to what was right so far, up to 7. Where it is None: the nodes of `medusa_choices`, or 5.
         prompt_lookup_max: of "ngram": tokens at the end that are looked for in what came before, at most.
         prompt_lookup_min: of "ngram": at least so many of them have to have occurred.
         disable_by_batch_size: with more running requests than this nothing is guessed. Where it is None: as many as
@@ -32,14 +35,17 @@ class SpeculativeOptions:
         quantization: how the draft model's weights are stored, as the engine's option of that name.
         quantization_config: its options.
         revision: branch, tag or commit of a draft model on the Hub.
-        params: live parameters of a draft model, in place of `model`.
-        model_config: their architecture.
+        params: live parameters of a draft model or of heads, in place of `model`.
+        model_config: the architecture of a draft model given so.
+        medusa_choices: of "medusa": a tree of a fixed shape, as the paths of its nodes: [[0], [1], [0, 0]] is the first
+            and second guess of the first head, and the first of the second head behind the former. Where it is None,
+            each tree has the nodes with the highest products of probability.
         draft_tensor_parallel_size: 1.
     """
 
     method: SpeculationMethod | None = None
     model: str | Path | None = None
-    num_speculative_tokens: int | str = DEFAULT_TOKENS
+    num_speculative_tokens: int | str | None = None
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
     disable_by_batch_size: int | None = None
@@ -48,13 +54,21 @@ class SpeculativeOptions:
     revision: str | None = None
     params: Any = None
     model_config: Any = None
+    medusa_choices: Sequence[Sequence[int]] | None = None
     draft_tensor_parallel_size: int = 1
 
     @property
     def max_tokens(self) -> int:
         """Tokens of a draft, at most."""
         tokens = self.num_speculative_tokens
+        if tokens is None:
+            return DEFAULT_TOKENS if self.choices is None else len(self.choices)
         return tokens if isinstance(tokens, int) else AUTO_TOKENS
+
+    @property
+    def choices(self) -> Choices | None:
+        """`medusa_choices`, checked."""
+        return None if self.medusa_choices is None else check_choices(self.medusa_choices)
 
     @property
     def lookup(self) -> tuple[int, int]:
@@ -122,7 +136,7 @@ def _check_numbers(options: SpeculativeOptions) -> None:
     tokens = options.num_speculative_tokens
     if isinstance(tokens, str) and tokens != "auto":
         raise ValueError(f"num_speculative_tokens={tokens!r} must be an int of at least 1, or 'auto'")
-    if tokens != "auto":
+    if tokens not in ("auto", None):
         require_positive("num_speculative_tokens", tokens)
     for name in ("prompt_lookup_max", "prompt_lookup_min", "disable_by_batch_size"):
         if getattr(options, name) is not None:
@@ -137,16 +151,30 @@ def _check_numbers(options: SpeculativeOptions) -> None:
         )
 
 
-def _check_uses(options: SpeculativeOptions) -> None:
-    """Entries of the other method are not passed over."""
-    others = {
-        "ngram": ("model", "quantization", "quantization_config", "revision", "params", "model_config"),
-        "draft_model": ("prompt_lookup_max", "prompt_lookup_min"),
+_USED_BY: Mapping[str, tuple[SpeculationMethod, ...]] = MappingProxyType(
+    {
+        "model": ("draft_model", "medusa"),
+        "revision": ("draft_model", "medusa"),
+        "params": ("draft_model", "medusa"),
+        "model_config": ("draft_model",),
+        "quantization": ("draft_model",),
+        "quantization_config": ("draft_model",),
+        "prompt_lookup_max": ("ngram",),
+        "prompt_lookup_min": ("ngram",),
+        "medusa_choices": ("medusa",),
     }
-    assert options.method is not None
-    for name in others[options.method]:
-        if getattr(options, name) is not None:
+)
+"""Entries that only some methods have."""
+
+
+def _check_uses(options: SpeculativeOptions) -> None:
+    """Entries of other methods are not passed over."""
+    for name, methods in _USED_BY.items():
+        if options.method not in methods and getattr(options, name) is not None:
             raise ValueError(f"{name} is not of the speculative method {options.method!r}; leave it out")
+    if options.method == "medusa" and (options.params is None) == (options.model is None):
+        raise ValueError("the speculative method 'medusa' needs the heads: give their folder as model, or params")
+    _ = options.choices
     if options.method == "draft_model":
         if (options.params is None) == (options.model is None):
             raise ValueError("the speculative method 'draft_model' needs a model, or params with model_config")

@@ -45,7 +45,15 @@ def test_lookup_lengths() -> None:
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"method": "medusa"}, "medusa.*not built"),
+        ({"method": "eagle"}, "eagle.*not built"),
+        ({"method": "medusa"}, "needs the heads"),
+        ({"method": "medusa", "model": "a", "params": {}}, "needs the heads"),
+        ({"method": "medusa", "model": "a", "quantization": "int8"}, "quantization is not of"),
+        ({"method": "medusa", "model": "a", "medusa_choices": [[0, 0]]}, r"\[0, 0\] without \[0\]"),
+        ({"method": "medusa", "model": "a", "medusa_choices": [[0], [0]]}, "each once"),
+        ({"method": "medusa", "model": "a", "medusa_choices": [[0], [-1]]}, r"\[-1\]; a path"),
+        ({"method": "medusa", "model": "a", "medusa_choices": []}, "must be paths"),
+        ({"method": "ngram", "medusa_choices": [[0]]}, "medusa_choices is not of"),
         ({"method": "magic"}, "magic.*must be one of"),
         ({"num_speculative_tokens": 3}, "must be one of.*speculative_model"),
         ({"method": "draft_model"}, "needs a model"),
@@ -65,6 +73,12 @@ def test_lookup_lengths() -> None:
 def test_refusals_name_the_entry(config: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         options(speculative_config=config)
+
+
+def test_heads_and_their_trees() -> None:
+    made = options(speculative_config={"method": "medusa", "model": "heads", "medusa_choices": [[0], [1], [0, 0]]})
+    assert (made.method, made.max_tokens, made.choices) == ("medusa", 3, ((0,), (1,), (0, 0)))
+    assert options(speculative_config={"method": "medusa", "model": "heads"}).max_tokens == 5
 
 
 def test_a_contradiction_between_the_forms() -> None:

@@ -1,0 +1,52 @@
+"""medusa_step: the best guesses of a model's Medusa heads, from features that its steps have left in the pool."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.medusa import MedusaConfig, MedusaHeads
+
+
+def make_medusa_step(
+    model: ModelConfig, heads: MedusaConfig, heads_tree: Any, token_tree: Any, num_candidates: int
+) -> Callable[..., jax.Array]:
+    """The function ``(heads_leaves, token_leaves, features, places) -> int32[2, B, K, C]``.
+
+    Of each of B tokens and each of K heads the C likeliest ids, best first, the lower id first among equals, and their
+    log-probabilities as bits of float32.
+
+    Args:
+        model: architecture of the model that the heads belong to.
+        heads: of the heads.
+        heads_tree: treedef of their parameters.
+        token_tree: treedef of the model's `ModelRunner.token_params`.
+        num_candidates: C, at most the model's vocabulary.
+    """
+
+    def medusa_step(
+        heads_leaves: tuple[jax.Array, ...],
+        token_leaves: tuple[jax.Array, ...],
+        features: jax.Array,
+        places: jax.Array,
+    ) -> jax.Array:
+        """`features`: [P, 1, S, D] of the pool; `places`: int32[2, B], page and offset of each token."""
+        hidden = features.at[places[0], 0, places[1]].get(mode="promise_in_bounds")
+        variables = {"params": jax.tree.unflatten(heads_tree, heads_leaves)}
+        guesses: Any = MedusaHeads(heads).apply(variables, hidden)
+        rows: Any = jnp.concatenate(guesses)
+        if not heads.own_heads:
+            output = {"params": jax.tree.unflatten(token_tree, token_leaves)}
+            rows = Decoder(model).apply(output, rows, method=Decoder.logits)
+        logits = rows.astype(jnp.float32)
+        best, ids = lax.top_k(logits, num_candidates)
+        logprobs = best - jax.nn.logsumexp(logits, axis=1, keepdims=True)
+        packed = jnp.stack([ids, lax.bitcast_convert_type(logprobs, jnp.int32)])
+        by_head = packed.reshape(2, heads.num_heads, hidden.shape[0], num_candidates)
+        return jnp.swapaxes(by_head, 1, 2)
+
+    return medusa_step

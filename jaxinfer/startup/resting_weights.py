@@ -1,0 +1,102 @@
+"""RestingWeights: a model's weights while an engine sleeps."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from jaxinfer.typing import Params
+
+
+class WeightsHolder(Protocol):
+    """Has weights on the device."""
+
+    def take_params(self) -> tuple[jax.Array, ...]:
+        """The leaves, which it lets go of."""
+        ...
+
+    def update_params(self, params: Params) -> None:
+        """Takes others of the same tree, shapes and dtypes."""
+        ...
+
+
+class RestingWeights:
+    """Takes weights off the device and brings them back.
+
+    Args:
+        holder: has them.
+        params_tree: their treedef.
+        reload: reads them again; None when nobody could.
+    """
+
+    def __init__(self, holder: WeightsHolder, params_tree: Any, reload: Callable[[], Params] | None) -> None:
+        self._holder = holder
+        self._params_tree = params_tree
+        self._reload = reload
+        self._is_resting = False
+        self._host_leaves: list[_HostLeaf] | None = None
+
+    @property
+    def is_resting(self) -> bool:
+        """They are not on the device."""
+        return self._is_resting
+
+    @property
+    def is_lost(self) -> bool:
+        """They rest, without a copy, and nobody could read them again."""
+        return self._is_resting and self._host_leaves is None and self._reload is None
+
+    @property
+    def can_reload(self) -> bool:
+        """They could be read again."""
+        return self._reload is not None
+
+    def rest(self, keeps_copy: bool) -> None:
+        """Frees their device memory; again while they rest, it may drop the copy.
+
+        Args:
+            keeps_copy: a copy stays in host memory.
+        """
+        if not self._is_resting:
+            leaves = self._holder.take_params()
+            self._host_leaves = [_HostLeaf(leaf) for leaf in leaves] if keeps_copy else None
+        elif not keeps_copy:
+            self._host_leaves = None
+        self._is_resting = True
+
+    def wake(self) -> None:
+        """Puts them back, from the copy or by reading them again; nothing if they are there."""
+        if not self._is_resting:
+            return
+        if self._host_leaves is not None:
+            params = jax.tree.unflatten(self._params_tree, [leaf.take() for leaf in self._host_leaves])
+        else:
+            assert self._reload is not None
+            params = self._reload()
+        self._holder.update_params(params)
+        self._are_there()
+
+    def replace(self, params: Params) -> None:
+        """Has other weights from now on, which nobody could read again; also while the old ones rest."""
+        self._holder.update_params(params)
+        self._reload = None  # it would bring back the old ones
+        self._are_there()
+
+    def _are_there(self) -> None:
+        self._host_leaves = None
+        self._is_resting = False
+
+
+class _HostLeaf:
+    """A parameter in host memory, and whether the array it is a copy of still lives: then nothing has to be copied
+    back, as for parameters that the caller holds as well."""
+
+    def __init__(self, leaf: jax.Array) -> None:
+        self._values = np.array(leaf, copy=True)  # without the copy, numpy would keep the array alive on the CPU
+        self._original = weakref.ref(leaf)
+
+    def take(self) -> jax.Array | np.ndarray:
+        original = self._original()
+        return self._values if original is None or original.is_deleted() else original
