@@ -51,6 +51,10 @@ class DraftModel:
         """See `Guesser`."""
         return kv_block_bytes(self.model, block_size, kv_dtype)
 
+    def tree_depth(self, num_tokens: int) -> int:
+        """See `Guesser`."""
+        return 0
+
     def step_bytes(self, vocab_size: int, num_running: int, num_tokens: int) -> int:
         """See `Guesser`: the distributions that the drafts of a step were drawn from."""
         return 4 * num_running * num_tokens * vocab_size

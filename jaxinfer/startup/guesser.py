@@ -14,6 +14,10 @@ class Guesser(Protocol):
         """Bytes of a block in a pool of its own; 0 where it has none."""
         ...
 
+    def tree_depth(self, num_tokens: int) -> int:
+        """How deep its trees of `num_tokens` tokens may be; 0 where its drafts are chains."""
+        ...
+
     def step_bytes(self, vocab_size: int, num_running: int, num_tokens: int) -> int:
         """Bytes that it holds while it guesses, beside weights and pools.
 

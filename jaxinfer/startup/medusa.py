@@ -15,6 +15,7 @@ from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.medusa import MedusaConfig, config_of_medusa, medusa_shapes
 from jaxinfer.runner.medusa_runner import MedusaRunner
 from jaxinfer.runner.runner import ModelRunner
+from jaxinfer.speculation.candidate_tree import Choices
 from jaxinfer.speculation.medusa import MedusaProposer
 from jaxinfer.startup.args import EngineArgs
 from jaxinfer.startup.live_params import match_tree
@@ -35,12 +36,14 @@ class Medusa:
         folder: where they lie; None for live parameters.
         params: the latter.
         num_candidates: guesses of each head that are used.
+        depth: heads that are used.
     """
 
     heads: MedusaConfig
     folder: Path | None
     params: Params | None
     num_candidates: int
+    depth: int
 
     def weight_bytes(self, dtype: str) -> int:
         """See `Guesser`."""
@@ -49,6 +52,10 @@ class Medusa:
     def block_bytes(self, block_size: int, kv_dtype: str) -> int:
         """See `Guesser`: the features they read are in the target's pool."""
         return 0
+
+    def tree_depth(self, num_tokens: int) -> int:
+        """See `Guesser`: a head for each place."""
+        return min(self.depth, num_tokens)
 
     def step_bytes(self, vocab_size: int, num_running: int, num_tokens: int) -> int:
         """See `Guesser`: logits of all heads, twice while the best are looked for."""
@@ -87,19 +94,23 @@ def open_medusa(args: EngineArgs, options: SpeculativeOptions, target: ModelConf
             raise TypeError(f"params of Medusa heads is {type(options.params).__name__}, not a mapping")
         heads = config_of_medusa(options.params, target.vocab_size)
     _check_sizes(heads, target)
-    choices = options.choices
-    if choices is not None:
-        depth = max(map(len, choices))
-        if depth > heads.num_heads:
-            raise ValueError(
-                f"medusa_choices has a path of {depth} nodes and there are {heads.num_heads} heads; shorten it"
-            )
-        used = 1 + max(max(path) for path in choices)
-        if used > target.vocab_size:
-            raise ValueError(f"medusa_choices has the candidate {used - 1} and the vocabulary {target.vocab_size} ids")
+    if options.choices is None:
+        used, depth = min(options.max_tokens, MOST_CANDIDATES, target.vocab_size), heads.num_heads
     else:
-        used = min(options.max_tokens, MOST_CANDIDATES, target.vocab_size)
-    return Medusa(heads, folder, options.params, used)
+        used, depth = _used_by(options.choices, heads)
+    return Medusa(heads, folder, options.params, used, depth)
+
+
+def _used_by(choices: Choices, heads: MedusaConfig) -> tuple[int, int]:
+    """Candidates and heads that a tree's shape uses."""
+    used, depth = 1 + max(max(path) for path in choices), max(map(len, choices))
+    if depth > heads.num_heads:
+        raise ValueError(
+            f"medusa_choices has a path of {depth} nodes and there are {heads.num_heads} heads; shorten it"
+        )
+    if used > heads.vocab_size:
+        raise ValueError(f"medusa_choices has the candidate {used - 1} and the vocabulary {heads.vocab_size} ids")
+    return used, depth
 
 
 def make_medusa(

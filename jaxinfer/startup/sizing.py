@@ -68,7 +68,7 @@ def engine_config(
     if model.rope_scaling is not None and model.rope_scaling.depends_on_length and not model.rope_length:
         model = replace(model, rope_length=max_model_len)
     max_num_seqs, max_num_batched_tokens = _concurrency(args, platform, memory)
-    speculation = speculation_config(args.speculative_options, platform)
+    speculation = speculation_config(args.speculative_options, guesser, platform)
     guesses = 0 if speculation is None else speculation.num_tokens * min(speculation.max_running, max_num_seqs)
     scheduler = SchedulerConfig(
         max_num_seqs=max_num_seqs,

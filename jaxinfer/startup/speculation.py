@@ -50,11 +50,14 @@ def open_guesser(
     return None
 
 
-def speculation_config(options: SpeculativeOptions | None, platform: str) -> SpeculationConfig | None:
+def speculation_config(
+    options: SpeculativeOptions | None, guesser: Guesser | None, platform: str
+) -> SpeculationConfig | None:
     """What the engine needs to know of it.
 
     Args:
         options: None for no speculation.
+        guesser: what `open_guesser` returned.
         platform: JAX's name of the device's platform.
     """
     if options is None:
@@ -66,6 +69,7 @@ def speculation_config(options: SpeculativeOptions | None, platform: str) -> Spe
         is_adaptive=options.num_speculative_tokens == "auto",
         max_running=options.disable_by_batch_size or max(1, step // (1 + tokens)),
         keeps_probabilities=options.method == "draft_model",
+        tree_depth=0 if guesser is None else guesser.tree_depth(tokens),
         features=_FEATURES.get(options.method) if options.method is not None else None,
     )
 
