@@ -33,6 +33,7 @@ class QuantPlan:
         fast_form: whether matrices end up as int8 per output channel, made from the values that the method gives: what
             a CPU multiplies quickly. "int8" stays as it is, and "int8_w8a8" has its inputs rotated, too.
         kept: path -> format of the parameters whose codes are taken over from the checkpoint.
+        floats: paths of parameters that stay in floats whatever the method.
         only_kept: whether the other parameters of layers stay in floats: the method is the checkpoint's.
     """
 
@@ -45,6 +46,7 @@ class QuantPlan:
     down_group: int = 0
     fast_form: bool = False
     kept: Mapping[str, Storage] = field(default_factory=dict)
+    floats: frozenset[str] = frozenset()
     only_kept: bool = False
 
     def source(self, path: str, shape: tuple[int, ...]) -> Storage | None:
@@ -52,7 +54,7 @@ class QuantPlan:
         if path in self.kept:
             return self.kept[path]
         axis = input_axis(path, shape)
-        if axis is None or not self._includes(path):
+        if axis is None or path in self.floats or not self._includes(path):
             return None
         wanted, row = FORMATS.get(self.method, Storage("int8")), int(np.prod(shape[axis:]))
         rotated = self.method == "int8_w8a8" and self.fast_form and row % ROTATION == 0

@@ -2,7 +2,7 @@
 
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,8 @@ class EngineArgs:
         bnb_4bit_quant_type: with load_in_4bit, "nf4" or "fp4" (the default, as in transformers).
         bnb_4bit_compute_dtype: with load_in_4bit, the dtype of the activations: another name of `dtype`.
         bnb_4bit_use_double_quant: with load_in_4bit, whether the scales are quantised as well.
+        llm_int8_skip_modules: with load_in_8bit or load_in_4bit, modules that stay in floats, as `skip_modules` of
+            `QuantOptions`.
         device_map: "auto" or None: the devices of this process.
         seed: seeds the requests that bring no seed of their own, 0 to 2**63 - 1.
         revision: branch, tag or commit of a Hub model.
@@ -105,6 +107,7 @@ class EngineArgs:
     bnb_4bit_quant_type: str | None = None
     bnb_4bit_compute_dtype: str | None = None
     bnb_4bit_use_double_quant: bool = False
+    llm_int8_skip_modules: Sequence[str] | None = None
     device_map: str | None = None
     seed: int = 0
     revision: str | None = None
@@ -209,6 +212,11 @@ class EngineArgs:
         checked_options(method, options)
         if self.bnb_4bit_use_double_quant:
             options = {**(options or {}), "double_quant": True}
+        if self.llm_int8_skip_modules is not None:
+            if not (self.load_in_8bit or self.load_in_4bit):
+                raise ValueError("llm_int8_skip_modules needs load_in_8bit=True or load_in_4bit=True")
+            options = {**(options or {}), "skip_modules": list(self.llm_int8_skip_modules)}
+            checked_options(method, options)
         object.__setattr__(self, "quantization_config", options)
         if self.bnb_4bit_compute_dtype is not None:
             dtype = _named_dtype("bnb_4bit_compute_dtype", self.bnb_4bit_compute_dtype)

@@ -25,6 +25,7 @@ GROUP_SIZES = (16, 32, 64, 128, 256, -1)
 DOWN_GROUP = 64
 """Of "int8" on a CPU: SmolLM2 loses 0.3 % there instead of 1.1 %."""
 _ALIASES = {"w8a8": "int8_w8a8", "bnb_4bit_use_double_quant": "double_quant"}
+_ALIASES |= {"llm_int8_skip_modules": "skip_modules", "modules_to_not_convert": "skip_modules"}
 _ALIASES |= {"awq_marlin": "awq", "gptq_marlin": "gptq"}  # vLLM's names of a kernel for what lies in the files
 
 
@@ -45,6 +46,9 @@ class QuantOptions:
         fast_form: whether matrices are turned into int8 per output channel after the method has rounded them, and
             inputs of "int8_w8a8" are rotated (`jaxinfer.quant.rotation`); where it is None, on a CPU, which multiplies
             nothing else quickly.
+        skip_modules: modules that stay in floats, by Hugging Face's names of them, their ends or regular expressions of
+            their beginnings ("lm_head", "down_proj", "model.layers.0"); also "llm_int8_skip_modules". See
+            `jaxinfer.checkpoint.skipped_parameters`.
     """
 
     group_size: int | None = None
@@ -53,6 +57,7 @@ class QuantOptions:
     quantize_head: bool | None = None
     quantize_embedding: bool = False
     fast_form: bool | None = None
+    skip_modules: tuple[str, ...] = ()
 
 
 def named_method(value: object) -> AnyMethod | None:
@@ -106,14 +111,24 @@ def checked_options(method: AnyMethod | None, given: Mapping[str, Any] | None) -
             if value is not None and (isinstance(value, bool) or value not in GROUP_SIZES):
                 allowed = ", ".join(map(str, GROUP_SIZES))
                 raise ValueError(f"group_size={value!r} must be one of {allowed} (-1 is all of a channel)")
+        elif name == "skip_modules":
+            values[name] = _patterns(value)
         elif not isinstance(value, bool) and not (value is None and kinds[name].default is None):
             raise TypeError(f"quantization_config's {name}={value!r} must be True or False")
     options = QuantOptions(**values)
     if method is not None:
         _check_uses(method, options)
-    elif options.group_size is not None or not options.symmetric or options.double_quant:
+    elif options.group_size is not None or not options.symmetric or options.double_quant or options.skip_modules:
         refuse_without_method(options)  # these are no quantised checkpoint's either
     return options
+
+
+def _patterns(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise TypeError(f"quantization_config's skip_modules={value!r} must be a list of names, such as [{value!r}]")
+    from jaxinfer.quant.layouts.skipped_modules import checked_patterns
+
+    return checked_patterns("skip_modules", value) or ()
 
 
 def refuse_without_method(options: QuantOptions) -> None:
@@ -128,8 +143,9 @@ def refuse_without_method(options: QuantOptions) -> None:
 
 def _check_uses(method: AnyMethod, options: QuantOptions) -> None:
     if method in CHECKPOINT_METHODS:
-        for name, given in (("group_size", options.group_size), ("double_quant", options.double_quant or None)):
-            if given is not None:
+        for name in ("group_size", "double_quant", "skip_modules"):
+            given = getattr(options, name)
+            if given:
                 raise ValueError(f"{name}={given!r} is the checkpoint's own with quantization={method!r}; leave it out")
     elif options.group_size is not None and FORMATS[method].bits != 4 and method != "int8":
         raise ValueError(f"group_size={options.group_size} is of 'int8' and 4 bits; {method!r} has a scale a channel")
@@ -207,6 +223,11 @@ def quant_plan(
     from jaxinfer.quant.plan import QuantPlan
 
     on_cpu = platform == "cpu"
+    floats: frozenset[str] = frozenset()
+    if options.skip_modules:
+        from jaxinfer.checkpoint.skipped_parameters import skipped_parameters
+
+        floats = skipped_parameters(options.skip_modules, model, checkpoint)
     head = options.quantize_head
     if head is None:
         head = on_cpu and method == "int8_w8a8"
@@ -220,6 +241,7 @@ def quant_plan(
         head=head,
         embedding=options.quantize_embedding or (head and model.tie_word_embeddings),
         fast_form=on_cpu if options.fast_form is None else options.fast_form,
+        floats=floats,
     )
     if checkpoint is not None and layout is not None:
         from jaxinfer.checkpoint.packed_codes import packed_storages
@@ -232,7 +254,8 @@ def quant_plan(
         raise ValueError(f"quantization='gguf' keeps the codes of a GGUF file, and {source} is none; use 'int8', ...")
     from jaxinfer.checkpoint.gguf_codes import kept_storages
 
-    return replace(plan, kept=kept_storages(checkpoint))
+    kept = {path: storage for path, storage in kept_storages(checkpoint).items() if path not in floats}
+    return replace(plan, kept=kept)
 
 
 def _agreed(method: AnyMethod | None, layout: "Layout", source: "Path") -> AnyMethod:

@@ -96,9 +96,23 @@ def test_transformers_four_bits(dtype: Any) -> None:
     assert EngineArgs("m", **{name: getattr(args, name) for name in EngineArgs.__dataclass_fields__ if name != "model"})
 
 
+def test_modules_to_skip() -> None:
+    skipped = QuantOptions(skip_modules=("lm_head", "down_proj"))
+    args = EngineArgs("m", load_in_8bit=True, llm_int8_skip_modules=["lm_head", "down_proj"])
+    assert args.quant_options == skipped
+    config = {"llm_int8_skip_modules": ["lm_head", "down_proj"]}
+    assert EngineArgs("m", quantization="int4", quantization_config=config).quant_options == skipped
+    with pytest.raises(TypeError, match=r"must be a list of names, such as \['lm_head'\]"):
+        EngineArgs("m", quantization="int8", quantization_config={"skip_modules": "lm_head"})
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"llm_int8_skip_modules": ["lm_head"]}, "needs load_in_8bit=True or load_in_4bit=True"),
+        ({"quantization": "awq", "quantization_config": {"skip_modules": ["q_proj"]}}, "is the checkpoint's own"),
+        ({"quantization_config": {"skip_modules": ["q_proj"]}}, "quantization_config without quantization"),
+        ({"quantization": "int8", "quantization_config": {"skip_modules": ["("]}}, "no regular expression"),
         ({"quantization": "modelopt"}, "quantization='modelopt' is not supported: checkpoints in this format"),
         ({"quantization": "gptq", "quantization_config": {"group_size": 64}}, "group_size=64 is the checkpoint's own"),
         ({"quantization": "awq_marlin", "quantization_config": {"symmetric": False}}, "symmetric=False is of"),
