@@ -74,6 +74,7 @@ def _quantised(
         act_order=method.act_order,
         static_groups=method.act_order and (method.static_groups or one_group),
         # All experts' first matrices are one array of inputs, which has one order.
+        narrow=method.narrow,
         one_order=not (matrix.experts and matrix.axis == 1),
         damping=method.damping,
     )
@@ -91,7 +92,10 @@ class _Rounded(NamedTuple):
     errors: jax.Array
 
 
-@partial(jax.jit, static_argnames=("bits", "group", "symmetric", "act_order", "static_groups", "one_order", "damping"))
+@partial(
+    jax.jit,
+    static_argnames=("bits", "group", "symmetric", "act_order", "static_groups", "narrow", "one_order", "damping"),
+)
 def _round(
     kernel: jax.Array,
     grams: jax.Array,
@@ -101,6 +105,7 @@ def _round(
     symmetric: bool,
     act_order: bool,
     static_groups: bool,
+    narrow: bool,
     one_order: bool,
     damping: float,
 ) -> _Rounded:
@@ -118,6 +123,7 @@ def _round(
             group=group,
             symmetric=symmetric,
             static_groups=static_groups,
+            narrow=narrow,
             damping=damping,
         )
         values = restored(codes, grid)

@@ -24,6 +24,7 @@ class CalibratedMethod:
         act_order: of "gptq": inputs are rounded in the order of how strong they are, and grouped in this order.
         static_groups: with `act_order`: groups are of neighbouring inputs all the same, with scales from the weights
             as they came.
+        narrow: of "gptq": groups' ranges may be narrower than their weights, see `jaxinfer.quant.gptq.narrowed_grid`.
         damping: of "gptq": share of the mean of the Hessian's diagonal that is added to it.
         dtype: "float32", "bfloat16" or "float16", of parameters that stay floats and of `QuantArray.dtype`.
 
@@ -37,6 +38,7 @@ class CalibratedMethod:
     symmetric: bool = False
     act_order: bool = False
     static_groups: bool = False
+    narrow: bool = True
     damping: float = 0.01
     dtype: str = "float32"
 

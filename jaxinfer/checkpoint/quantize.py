@@ -84,8 +84,8 @@ def quantize_checkpoint(
     symmetric: bool | None = None,
     double_quant: bool = False,
     quantize_head: bool = False,
-    desc_act: bool = False,
-    static_groups: bool = False,
+    desc_act: bool | None = None,
+    static_groups: bool | None = None,
     damp_percent: float | None = None,
     calibration: str | Path | None = None,
     num_samples: int | None = None,
@@ -118,9 +118,11 @@ def quantize_checkpoint(
         symmetric: of "int4" and "gptq": False stores a zero point for each group. None is True; "awq" always has them.
         double_quant: of "nf4" and "fp4": whether the scales are quantised to 8 bits.
         quantize_head: of 8-bit methods: whether the output head is quantised as well.
-        desc_act: of "gptq": whether inputs are rounded in the order of how strong they are ("act-order"), and grouped
-            in that order, which costs a gather of the activations and is not read by every engine.
-        static_groups: of "gptq" with desc_act: groups are of neighbouring inputs all the same.
+        desc_act: of "gptq": whether inputs are rounded in the order of how strong they are ("act-order"), which None
+            does, too, with `static_groups`. True alone also groups them in that order, which costs a gather of the
+            activations and is not read by every engine.
+        static_groups: of "gptq": groups are of neighbouring inputs whatever the order. None is whether `desc_act` is
+            None.
         damp_percent: of "gptq": share of the mean of the Hessian's diagonal that is added to it. None is 0.01.
         calibration: of "awq" and "gptq": a text file in UTF-8, or "builtin" (None).
         num_samples: of "awq" and "gptq": pieces of the text that are run through the model. None is 128.
@@ -137,7 +139,7 @@ def quantize_checkpoint(
             already or, where it is calibrated, has no tokenizer, a group does not divide a layer's inputs, the layout
             cannot hold a layer, a weight is not finite, the output is not free or an unfinished run of another kind
             lies there, or its disk has no room.
-        OSError: writing failed; nothing is left.
+        OSError: writing failed; nothing is left, but for what is whole and could not get its name.
     """
     options = QuantizeOptions(
         method, bits, group_size, symmetric, double_quant, quantize_head, desc_act, static_groups, damp_percent,
@@ -285,8 +287,8 @@ class _Run:
             bits=options.code_bits,
             group=0 if options.group_size == -1 else options.group_size or 0,
             symmetric=bool(options.symmetric),
-            act_order=options.desc_act,
-            static_groups=options.static_groups,
+            act_order=bool(options.desc_act),
+            static_groups=bool(options.static_groups),
             damping=options.damp_percent or 0.01,
             dtype=job.dtype,
         )

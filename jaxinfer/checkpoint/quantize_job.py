@@ -149,7 +149,7 @@ def layout_for(options: QuantizeOptions, storages: Mapping[str, Storage], skippe
     if options.method == "awq":
         return AWQLayout(group, tuple(skipped))
     if options.method == "gptq":
-        ordered = options.desc_act and not options.static_groups
+        ordered = bool(options.desc_act and not options.static_groups)
         return GPTQLayout(group=group, act_order=ordered, symmetric=bool(options.symmetric))
     if options.method == "nf4" or options.method == "fp4":
         return BitsAndBytesLayout(options.method, options.double_quant, tuple(skipped), group)

@@ -32,8 +32,8 @@ class QuantizeOptions:
     symmetric: bool | None = None
     double_quant: bool = False
     quantize_head: bool = False
-    desc_act: bool = False
-    static_groups: bool = False
+    desc_act: bool | None = None
+    static_groups: bool | None = None
     damp_percent: float | None = None
     calibration: str | Path | None = None
     num_samples: int | None = None
@@ -44,8 +44,9 @@ class QuantizeOptions:
         if self.method not in methods:
             raise ValueError(f"method={self.method!r} must be one of {', '.join(methods)}")
         for name in ("double_quant", "quantize_head", "desc_act", "static_groups"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name}={getattr(self, name)!r} must be True or False")
+            value = getattr(self, name)
+            if not isinstance(value, bool) and (value is not None or name in ("double_quant", "quantize_head")):
+                raise TypeError(f"{name}={value!r} must be True or False")
         self._check_bits()
         self._check_group()
         self._check_rounding()
@@ -53,8 +54,11 @@ class QuantizeOptions:
         object.__setattr__(self, "bits", self.code_bits)
         if self.method in GROUPED:
             object.__setattr__(self, "symmetric", self.method != "awq" if self.symmetric is None else self.symmetric)
-        if self.method == "gptq" and self.damp_percent is None:
-            object.__setattr__(self, "damp_percent", DAMP)
+        if self.method == "gptq":
+            static = self.desc_act is None if self.static_groups is None else self.static_groups
+            order = {"desc_act": self.desc_act is not False, "static_groups": static}
+            for name, value in (order | {"damp_percent": self.damp_percent or DAMP}).items():
+                object.__setattr__(self, name, value)
         if self.calibrated:
             for name, default in (("calibration", BUILTIN), ("num_samples", SAMPLES), ("seq_len", SEQ_LEN)):
                 if getattr(self, name) is None:
@@ -156,7 +160,9 @@ class QuantizeOptions:
         for name in ("desc_act", "static_groups", "damp_percent"):
             if self.method != "gptq" and getattr(self, name) not in (False, None):
                 raise ValueError(f"{name}={getattr(self, name)!r} is of 'gptq', not of {self.method!r}; leave it out")
-        if self.static_groups and not self.desc_act:
-            raise ValueError("static_groups=True needs desc_act=True: without an order there is nothing to change")
+        if self.static_groups and self.desc_act is False:
+            raise ValueError(
+                "static_groups=True contradicts desc_act=False: without an order there is nothing to change"
+            )
         if self.damp_percent is not None and not 0 < self.damp_percent < 1:
             raise ValueError(f"damp_percent={self.damp_percent!r} must be between 0 and 1, such as {DAMP}")

@@ -146,9 +146,14 @@ def _add_calibration(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--samples", type=human_int, metavar="N", help="pieces of the text. Default: 128.")
     group.add_argument("--seq-len", type=human_int, metavar="N", help="tokens of a piece. Default: 512.")
-    group.add_argument("--desc-act", action="store_true", help="gptq: round the strongest inputs first (act-order)")
     group.add_argument(
-        "--static-groups", action="store_true", help="with --desc-act: groups of neighbours, which every engine reads"
+        "--desc-act",
+        action=argparse.BooleanOptionalAction,
+        help="gptq: round the strongest inputs first (act-order), and group them in that order, which not every engine "
+        "reads. Default: round them so, in groups of neighbours; --no-desc-act: round inputs as they come.",
+    )
+    group.add_argument(
+        "--static-groups", action="store_true", default=None, help="gptq: groups of neighbours, also with --desc-act"
     )
     group.add_argument(
         "--damp",

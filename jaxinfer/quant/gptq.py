@@ -3,6 +3,9 @@
 The paper's algorithm 1: ``H = sum_x x x^T`` is the Hessian of a channel's squared output error, and ``U`` is upper
 triangular with ``U^T U = H^-1``; rounding input i with error e changes input ``j > i`` by ``-e * U[i, j] / U[i, i]``.
 Here the inputs lie along the first axis, so that what one step changes is contiguous.
+
+What the paper leaves open is the grid. A group's range may be narrowed (`narrowed_grid`): with few codes the largest
+weights may lose more than the others gain from a finer grid, or less, by how strong their inputs are.
 """
 
 from collections.abc import Callable
@@ -18,7 +21,10 @@ from jaxinfer.quant.grid import Grid, codes_on, grid_of, values_on
 BLOCK = 128
 """Inputs whose errors are passed on to all later ones together."""
 
-Find = Callable[[jax.Array], Grid]
+SHARES = tuple(1 - step / 40 for step in range(17))
+"""Of a group's range that are tried: 1 to 0.6."""
+
+Find = Callable[[jax.Array, jax.Array], Grid]
 
 
 class GPTQResult(NamedTuple):
@@ -33,7 +39,7 @@ class GPTQResult(NamedTuple):
     grid: Grid
 
 
-@partial(jax.jit, static_argnames=("bits", "group", "symmetric", "static_groups"))
+@partial(jax.jit, static_argnames=("bits", "group", "symmetric", "static_groups", "narrow"))
 def gptq(
     weights: jax.Array,
     hessian: jax.Array,
@@ -43,6 +49,7 @@ def gptq(
     group: int = 128,
     symmetric: bool = True,
     static_groups: bool = False,
+    narrow: bool = False,
     damping: float = 0.01,
 ) -> GPTQResult:
     """Rounds a matrix so that its outputs change little.
@@ -58,6 +65,7 @@ def gptq(
         symmetric: see `grid_of`.
         static_groups: groups are of neighbouring inputs whatever the order, and their scales are found beforehand;
             else they are of inputs that are neighbours in the order.
+        narrow: groups' ranges are those of `narrowed_grid`, else those of their weights.
         damping: share of the mean of the diagonal that is added to it.
     """
     columns = weights.shape[1]
@@ -68,13 +76,16 @@ def gptq(
     mean = jnp.where(mean > 0, mean, 1.0)
     hessian = hessian / mean + jnp.diag(jnp.where(dead, 1.0, 0.0) + damping)
     by_input = weights.T
-    find = partial(_grid, bits=bits, symmetric=symmetric)
-    known = jax.vmap(find)(by_input.reshape(-1, group, weights.shape[0])) if static_groups else None
+    find = partial(narrowed_grid if narrow else _grid, bits=bits, symmetric=symmetric)
+    known = None
+    if static_groups:
+        known = jax.vmap(find)(by_input.reshape(-1, group, weights.shape[0]), jnp.diagonal(hessian).reshape(-1, group))
     groups = jnp.arange(columns) // group
     if order is not None:
         by_input, hessian = by_input[order], hessian[order][:, order]
         groups = groups[order] if static_groups else groups
-    codes, grid = _round_inputs(by_input, inverse_factor(hessian), groups, known, find, bits, group)
+    factor, strengths = inverse_factor(hessian), jnp.diagonal(hessian)
+    codes, grid = _round_inputs(by_input, factor, strengths, groups, known, find, bits, group)
     if order is not None and static_groups:
         codes = jnp.zeros_like(codes).at[order].set(codes)
     return GPTQResult(codes.T, Grid(grid.scale.T, grid.zero.T))
@@ -92,16 +103,47 @@ def inverse_factor(hessian: jax.Array) -> jax.Array:
     return lax.linalg.triangular_solve(lower, identity, left_side=True, lower=True)[::-1, ::-1]
 
 
-def _grid(weights: jax.Array, *, bits: int, symmetric: bool) -> Grid:
+def narrowed_grid(weights: jax.Array, strengths: jax.Array, *, bits: int, symmetric: bool) -> Grid:
+    """For each column the grid over one of `SHARES` of its range that has the least squared error, inputs weighed by
+    their strengths, where the rest is rounded to its ends; the widest of equally good ones.
+
+    Args:
+        weights: float32[group, N].
+        strengths: float32[group], of the squares of the inputs.
+        bits, symmetric: see `grid_of`.
+    """
+    low, high = weights.min(0), weights.max(0)
+
+    def better(index: jax.Array, best: tuple[jax.Array, Grid]) -> tuple[jax.Array, Grid]:
+        share = jnp.array(SHARES, jnp.float32)[index]
+        grid = grid_of(low * share, high * share, bits=bits, symmetric=symmetric)
+        error = (strengths[:, None] * (values_on(codes_on(weights, grid, bits), grid) - weights) ** 2).sum(0)
+        wins = error < best[0]
+        return jnp.where(wins, error, best[0]), Grid(
+            *(jnp.where(wins, *pair) for pair in zip(grid, best[1], strict=True))
+        )
+
+    first = jnp.full(low.shape, jnp.inf), grid_of(low, high, bits=bits, symmetric=symmetric)
+    return lax.fori_loop(0, len(SHARES), better, first)[1]
+
+
+def _grid(weights: jax.Array, strengths: jax.Array, *, bits: int, symmetric: bool) -> Grid:
     """Of one group, ``[group, N]``."""
     return grid_of(weights.min(0), weights.max(0), bits=bits, symmetric=symmetric)
 
 
 def _round_inputs(
-    weights: jax.Array, factor: jax.Array, groups: jax.Array, known: Grid | None, find: Find, bits: int, group: int
+    weights: jax.Array,
+    factor: jax.Array,
+    strengths: jax.Array,
+    groups: jax.Array,
+    known: Grid | None,
+    find: Find,
+    bits: int,
+    group: int,
 ) -> tuple[jax.Array, Grid]:
     """Codes ``[K, N]`` of weights ``[K, N]`` and the grid ``[K / group, N]``: the one that is known, or what is found
-    on the way. `groups` are those of the inputs."""
+    on the way. `groups` and `strengths` are those of the inputs."""
     columns, rows = weights.shape
     block = _block(columns, group)
 
@@ -110,7 +152,7 @@ def _round_inputs(
         start = index * block
         if known is None and group > block:
             found = partial(_found, find=find, group=group)
-            grid = lax.cond(start % group == 0, found, lambda weights, grid, start: grid, weights, grid, start)
+            grid = lax.cond(start % group == 0, found, lambda *given: given[2], weights, strengths, grid, start)
         cut = partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=block)
         piece, passed_on = cut(weights), cut(factor)
         slopes = lax.dynamic_slice_in_dim(passed_on, start, block, axis=1)
@@ -118,7 +160,8 @@ def _round_inputs(
         rounded, errors = jnp.zeros_like(piece), jnp.zeros_like(piece)
         for first in range(0, block, span):
             if known is None and group <= block:
-                grid = _put(grid, find(piece[first : first + span]), (start + first) // group)
+                strong = lax.dynamic_slice_in_dim(strengths, start + first, span)
+                grid = _put(grid, find(piece[first : first + span], strong), (start + first) // group)
             step = partial(_round_one, slopes=slopes, grid=grid, groups=cut(groups), bits=bits)
             piece, rounded, errors = lax.fori_loop(first, first + span, step, (piece, rounded, errors))
         codes = lax.dynamic_update_slice_in_dim(codes, rounded.astype(jnp.uint8), start, 0)
@@ -149,8 +192,9 @@ def _round_one(
     return piece - slopes[i][:, None] * error, rounded.at[i].set(code), errors.at[i].set(error)
 
 
-def _found(weights: jax.Array, grid: Grid, start: jax.Array, *, find: Find, group: int) -> Grid:
-    return _put(grid, find(lax.dynamic_slice_in_dim(weights, start, group)), start // group)
+def _found(weights: jax.Array, strengths: jax.Array, grid: Grid, start: jax.Array, *, find: Find, group: int) -> Grid:
+    cut = partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=group)
+    return _put(grid, find(cut(weights), cut(strengths)), start // group)
 
 
 def _put(grid: Grid, found: Grid, index: jax.Array) -> Grid:

@@ -158,7 +158,7 @@ def test_weights_that_are_not_finite_are_named_and_nothing_is_left(hf_copy, tmp_
         ("awq", {"symmetric": True}, "symmetric=True is not supported with 'awq'"),
         ("awq", {"desc_act": True}, "desc_act=True is of 'gptq'"),
         ("awq", {"static_groups": True}, "static_groups=True is of 'gptq'"),
-        ("gptq", {"static_groups": True}, "static_groups=True needs desc_act=True"),
+        ("gptq", {"static_groups": True, "desc_act": False}, "static_groups=True contradicts desc_act=False"),
         ("awq", {"damp_percent": 0.1}, "damp_percent=0.1 is of 'gptq'"),
         ("gptq", {"damp_percent": 1.5}, "damp_percent=1.5 must be between 0 and 1"),
         ("gptq", {"num_samples": 0}, "num_samples=0 must be at least 1"),

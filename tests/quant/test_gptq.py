@@ -4,14 +4,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.quant.gptq import gptq, inverse_factor, strongest_first
+from jaxinfer.quant.gptq import SHARES, gptq, inverse_factor, narrowed_grid, strongest_first
 from jaxinfer.quant.grid import Grid, output_error, restored, rounded
 
 DAMPING = 0.01
 
 
-def naive_grid(weights: np.ndarray, bits: int, symmetric: bool) -> tuple[float, float]:
-    low, high = min(weights.min(), 0.0), max(weights.max(), 0.0)
+def naive_grid(weights: np.ndarray, bits: int, symmetric: bool, share: float = 1.0) -> tuple[float, float]:
+    low, high = min(weights.min() * share, 0.0), max(weights.max() * share, 0.0)
     largest = 2**bits - 1
     if symmetric:
         high = max(-low, high)
@@ -106,6 +106,29 @@ def test_equals_the_paper_s_formula(
     assert (found[:, 5] == 0).all()
 
 
+def naive_error(weights: np.ndarray, strengths: np.ndarray, grid: tuple[float, float]) -> float:
+    scale, zero = grid
+    code = np.clip(np.rint(weights / scale) + zero, 0, 15)
+    return float((strengths * ((code - zero) * scale - weights) ** 2).sum())
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_narrowed_range_is_the_best_of_those_that_are_tried(symmetric: bool) -> None:
+    rng = np.random.default_rng(3)
+    weights = rng.standard_t(3, (32, 50)).astype(np.float32)
+    strengths = rng.lognormal(0, 1, 32).astype(np.float32)
+    scale, zero = (
+        np.asarray(part) for part in narrowed_grid(jnp.asarray(weights), strengths, bits=4, symmetric=symmetric)
+    )
+    shares = []
+    for n, column in enumerate(weights.T):
+        tried = [naive_grid(column, 4, symmetric, share) for share in SHARES]
+        errors = [naive_error(column, strengths, grid) for grid in tried]
+        assert naive_error(column, strengths, (scale[n], zero[n])) == pytest.approx(min(errors), rel=1e-4)
+        shares.append(SHARES[int(np.argmin(errors))])
+    assert 0.5 < np.mean(np.array(shares) < 1) < 1
+
+
 def test_beats_rounding_to_nearest() -> None:
     weights, hessian = problem(24, 128, seed=1)
     hessian = jnp.asarray(hessian)
@@ -113,7 +136,9 @@ def test_beats_rounding_to_nearest() -> None:
     plain = output_error(restored(*gptq(weights, hessian, bits=4, group=32)) - weights, hessian).sum()
     order = strongest_first(hessian)
     ordered = values_of(*gptq(weights, hessian, order, bits=4, group=32), np.asarray(order))
+    static = restored(*gptq(weights, hessian, order, bits=4, group=32, static_groups=True, narrow=True))
     assert plain < 0.6 * nearest
+    assert output_error(static - weights, hessian).sum() < plain
     assert output_error(ordered - weights, hessian).sum() < plain
 
 
