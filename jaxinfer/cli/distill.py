@@ -12,7 +12,8 @@ from jaxinfer.cli.model_options import add_model_options, find_model
 if TYPE_CHECKING:
     from jaxinfer.training.corpus import DataOptions
     from jaxinfer.training.distill import Distillation, DistillOptions
-    from jaxinfer.training.heads import Eagle, Medusa, TrainedHeads
+    from jaxinfer.training.head_kinds import Eagle, Eagle3, Medusa
+    from jaxinfer.training.heads import TrainedHeads
     from jaxinfer.training.options import TrainOptions
 
 DESCRIPTION = """\
@@ -22,7 +23,7 @@ the teacher's tokenizer; `--model OUTPUT` serves it. Beside the model lie the lo
 
 The student is a checkpoint (--student DIR), which is trained further; an architecture in a .json file (a config.json,
 or the fields of a ModelConfig), which takes over what fits of the teacher; or the teacher with fewer layers
-(--student-layers N), every second one for half of them.
+(--student-layers N), every second one for half of them, or with some that are named (--student-layers 0,1,5).
 
 The texts are those of files, or the teacher's own (--data generate). A .jsonl file has a JSON object a line with
 "text", "prompt" (and "completion") or "messages". What is held out of training says how much of the likelihood that the
@@ -31,8 +32,10 @@ student lacks at the start it gets back.
 --top-k K asks the teacher once for its K most probable tokens at every place and keeps them on disk, so that it need
 not be in memory; teacher and student are compared by those and by how much is left for all other tokens together.
 
---medusa-heads and --eagle train heads for speculation on the teacher itself, which stays as it is; OUTPUT then has them
-in the layout in which such heads are published.
+--medusa-heads, --eagle and --eagle3 train heads for speculation on the teacher itself, which stays as it is; OUTPUT
+then has them in the layout in which such heads are published. --answers-only, --cache-features and --loss-vocab save
+most of the work on a small machine: what the model says is learned, from hidden states that are computed once, among
+the tokens that it says.
 
 OUTPUT appears when it is whole. A run that is stopped or killed leaves what it has done beside OUTPUT, and the same
 command with --resume goes on from the last checkpoint, to the same bits as without a break.
@@ -52,7 +55,12 @@ def add_parser(commands: Any) -> None:
     add = parser.add_argument
     add("--teacher", required=True, metavar="MODEL", help="folder, GGUF file, Hub id or built-in name")
     add("--student", type=Path, metavar="DIR|JSON", help="a checkpoint, or an architecture")
-    add("--student-layers", type=human_int, metavar="N", help="the teacher with so many of its layers")
+    add(
+        "--student-layers",
+        type=_layers,
+        metavar="N|I,J",
+        help="the teacher with so many of its layers, or with these",
+    )
     add("--output", type=Path, required=True, metavar="DIR", help="new or empty folder")
     add("--resume", action="store_true", help="go on with an unfinished run of the same command, if there is one")
     _add_data(parser.add_argument_group("data"))
@@ -76,6 +84,7 @@ def _add_data(group: Any) -> None:
     add("--max-tokens", type=human_int, metavar="N", help="with generate: of a text beside its prompt. Default: 256.")
     add("--sampling-temperature", type=float, metavar="T", help="with generate: of the texts. Default: 1.")
     add("--top-p", type=float, metavar="P", help="with generate: of the texts. Default: 1.")
+    add("--answers-only", action="store_true", help="with generate: prompts are seen, and only answers are learned")
     add("--seq-len", type=human_int, default=512, metavar="N", help="tokens of a row; texts share rows. Default: 512.")
     add("--eval-data", type=Path, nargs="+", default=(), metavar="FILE", help="what to measure on")
     add(
@@ -127,6 +136,18 @@ def _add_training(group: Any) -> None:
     add("--weight-decay", type=float, default=0.0, metavar="X", help="of matrices. Default: 0.")
     add("--clip-norm", type=float, default=1.0, metavar="X", help="what gradients are cut down to. Default: 1.")
     add("--dtype", default="auto", metavar="DTYPE", help="in which models compute: float32, bfloat16, float16, or auto")
+    add(
+        "--loss-vocab",
+        type=human_int,
+        default=0,
+        metavar="N",
+        help="compare the N most frequent tokens of the data alone. Default: 0, all.",
+    )
+    add(
+        "--cache-features",
+        action="store_true",
+        help="compute the teacher's hidden states once, and keep them on disk (2 bytes a channel and token)",
+    )
     add("--save-dtype", default="auto", metavar="DTYPE", help="of the weights that are written; auto is the student's")
     add("--remat", action="store_true", help="compute layers again for the gradients, to save memory")
     add("--log-every", type=human_int, default=10, metavar="N", help="steps. Default: 10.")
@@ -141,6 +162,25 @@ def _add_heads(group: Any) -> None:
     add("--medusa-layers", type=human_int, metavar="N", help="residual blocks of a head. Default: 1.")
     add("--medusa-own-heads", action="store_true", help="each with an output matrix of its own; else the model's")
     add("--eagle", action="store_true", help="train an EAGLE head (arXiv:2401.15077)")
+    add(
+        "--eagle3",
+        action="store_true",
+        help="train an EAGLE-3 head (arXiv:2503.01840), which guesses among the tokens of --loss-vocab",
+    )
+    add(
+        "--unroll",
+        type=human_int,
+        metavar="N",
+        help="with --eagle and --eagle3: guesses of a draft that the head learns to go on from, to 5. Default: 1 with "
+        "--eagle (above it is that of arXiv:2408.15766), 5 with --eagle3.",
+    )
+    add(
+        "--classification-weight",
+        type=float,
+        metavar="W",
+        help="with --eagle: of the cross-entropy beside the difference of features. Default: 0.1.",
+    )
+    add("--from-model", action="store_true", help="with --eagle and --eagle3: start from a layer of the model")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -163,7 +203,15 @@ def run(arguments: argparse.Namespace) -> int:
         teacher = find_model(arguments.teacher, arguments)
         if heads is not None:
             made = train_heads(
-                teacher, arguments.output, heads, data, training, save_dtype=options.save_dtype, **shared
+                teacher,
+                arguments.output,
+                heads,
+                data,
+                training,
+                save_dtype=options.save_dtype,
+                loss_vocab=arguments.loss_vocab,
+                cache_features=arguments.cache_features,
+                **shared,
             )
             print("\n".join(_told_heads(made)))
             return 0
@@ -171,6 +219,10 @@ def run(arguments: argparse.Namespace) -> int:
         done = distill(teacher, arguments.output, data, training, options, **student, **shared)
     print("\n".join(_told(done)))
     return 0
+
+
+def _layers(text: str) -> "int | list[int]":
+    return [int(layer) for layer in text.split(",")] if "," in text else human_int(text)
 
 
 def _told(done: "Distillation") -> list[str]:
@@ -190,26 +242,36 @@ def _told_heads(made: "TrainedHeads") -> list[str]:
     return lines
 
 
-def _heads(arguments: argparse.Namespace) -> "Medusa | Eagle | None":
-    from jaxinfer.training.heads import Eagle, Medusa
+def _heads(arguments: argparse.Namespace) -> "Eagle | Eagle3 | Medusa | None":
+    from jaxinfer.training.head_kinds import Eagle, Eagle3, Medusa
 
     medusa = arguments.medusa_heads is not None
     if not medusa and (arguments.medusa_layers is not None or arguments.medusa_own_heads):
         raise ValueError("--medusa-layers and --medusa-own-heads need --medusa-heads, the number of heads")
-    if not medusa and not arguments.eagle:
+    eagle = arguments.eagle or arguments.eagle3
+    if not eagle and (arguments.unroll is not None or arguments.from_model):
+        raise ValueError("--unroll and --from-model need --eagle or --eagle3")
+    if not arguments.eagle and arguments.classification_weight is not None:
+        raise ValueError("--classification-weight needs --eagle")
+    if not medusa and not eagle:
         return None
-    if medusa and arguments.eagle:
-        raise ValueError("give either --medusa-heads or --eagle")
+    if medusa + arguments.eagle + arguments.eagle3 > 1:
+        raise ValueError("give one of --medusa-heads, --eagle and --eagle3")
     if arguments.student is not None or arguments.student_layers is not None:
         raise ValueError("--student and --student-layers make a model; leave them out with --medusa-heads and --eagle")
-    given = [getattr(arguments, name) for name in ("objective", "temperature", "hidden_weight", "top_k", "on_policy")]
-    if given != ["forward_kl", 1, 0, 0, 0]:
+    for_students = [
+        getattr(arguments, name) for name in ("objective", "temperature", "hidden_weight", "top_k", "on_policy")
+    ]
+    if for_students != ["forward_kl", 1, 0, 0, 0]:
         raise ValueError(
             "--objective, --temperature, --hidden-weight, --top-k and --on-policy are for students; heads learn by the "
             "losses of their papers"
         )
-    if arguments.eagle:
-        return Eagle()
+    if eagle:
+        given = {name: getattr(arguments, name) for name in ("unroll", "classification_weight")}
+        given = {name: value for name, value in given.items() if value is not None}
+        kind = Eagle if arguments.eagle else Eagle3
+        return kind(**given, from_model=arguments.from_model)
     layers = 1 if arguments.medusa_layers is None else arguments.medusa_layers
     return Medusa(arguments.medusa_heads, layers, arguments.medusa_own_heads)
 
@@ -232,6 +294,7 @@ def _data(arguments: argparse.Namespace) -> "DataOptions":
         files=() if generated else tuple(map(Path, arguments.data)),
         prompts=tuple(arguments.prompts),
         writing=Writing(**{"texts": 1000, "max_tokens": 256, **given}, seed=arguments.seed) if generated else None,
+        answers_only=arguments.answers_only,
         seq_len=arguments.seq_len,
         eval_files=tuple(arguments.eval_data),
         eval_fraction=arguments.eval_fraction,
@@ -257,7 +320,7 @@ def _training(arguments: argparse.Namespace) -> "TrainOptions":
 def _objective(arguments: argparse.Namespace) -> "DistillOptions":
     from jaxinfer.training.distill import DistillOptions
 
-    names = ("objective", "temperature", "hidden_weight", "top_k", "on_policy", "save_dtype")
+    names = [field.name for field in dataclasses.fields(DistillOptions)]
     return DistillOptions(**{name: getattr(arguments, name) for name in names})
 
 

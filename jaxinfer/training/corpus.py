@@ -1,7 +1,7 @@
 """The data of a run: rows to learn from, and rows to measure on."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ import numpy as np
 from jaxinfer.checkpoint.checkpoint import Checkpoint
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 from jaxinfer.training.documents import encode_prompts, encode_rows, read_rows
-from jaxinfer.training.packing import PADDING, PackedRows, pack
+from jaxinfer.training.packing import PackedRows, pack
 from jaxinfer.training.teacher_texts import Writing, write_texts
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class DataOptions:
         files: text files or .jsonl, see `read_rows`; none where the teacher writes the texts itself.
         prompts: with texts of the teacher's: files of what it continues; none lets it begin from its first token.
         writing: with texts of the teacher's: how many, and how they are drawn.
+        answers_only: with texts of the teacher's: its own tokens are learned and measured on, and prompts only seen.
         seq_len: tokens of a row, at least 2.
         eval_files: what to measure on; none takes rows of the data.
         eval_fraction: in that case the share of rows that are kept out of training, 0 to below 1.
@@ -41,6 +42,7 @@ class DataOptions:
     files: tuple[Path, ...] = ()
     prompts: tuple[Path, ...] = ()
     writing: Writing | None = None
+    answers_only: bool = False
     seq_len: int = 512
     eval_files: tuple[Path, ...] = ()
     eval_fraction: float = 0.05
@@ -51,6 +53,8 @@ class DataOptions:
             raise ValueError("data must be files, or 'generate' for texts that the teacher writes")
         if self.prompts and self.writing is None:
             raise ValueError("prompts are for data='generate': the teacher continues them")
+        if self.answers_only and self.writing is None:
+            raise ValueError("answers_only is for data='generate', where prompts are told from what the teacher adds")
         if self.seq_len < 2:
             raise ValueError(f"seq_len={self.seq_len} must be at least 2")
         if not 0 <= self.eval_fraction < 1:
@@ -146,7 +150,8 @@ class Corpus:
                 {"teacher": str(self._checkpoint.path)},
                 on_texts,
             )
-            rows = pack(texts, self._options.seq_len)
+            openings = [len(self._prompts[number % len(self._prompts)]) for number in range(len(texts))]
+            rows = pack(texts, self._options.seq_len, openings if self._options.answers_only else None)
         if self._held_out is not None or not self._options.eval_fraction:
             return rows, self._held_out
         count = max(1, round(len(rows) * self._options.eval_fraction))
@@ -181,19 +186,19 @@ class Corpus:
 def batches(rows: PackedRows, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
     """All rows in order, some at a time; the last batch is filled up with padding."""
     for first in range(0, len(rows), batch_size):
-        part = rows.rows(np.arange(first, min(first + batch_size, len(rows))))
-        missing = [(0, batch_size - len(part)), (0, 0)]
-        yield {
-            "ids": np.pad(part.ids, missing),
-            "segments": np.pad(part.segments, missing, constant_values=PADDING),
-        }
+        yield rows.rows(np.arange(first, min(first + batch_size, len(rows)))).filled(batch_size).batch()
 
 
 def mean_over(rows: PackedRows, batch_size: int, sums_of: Callable[[Any], Any]) -> dict[str, float]:
     """Means over the tokens of rows, of what a `make_evaluation` sums up."""
+    return mean_of(sums_of(batch) for batch in batches(rows, batch_size))
+
+
+def mean_of(sums: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Means over all tokens, of what a `make_evaluation` sums up for one batch after the other."""
     total: dict[str, float] = {}
-    for batch in batches(rows, batch_size):
-        for name, value in sums_of(batch).items():
+    for found in sums:
+        for name, value in found.items():
             total[name] = total.get(name, 0.0) + float(value)
     weight = max(total.pop("weight"), 1.0)
     return {name: value / weight for name, value in total.items()}

@@ -62,7 +62,8 @@ def write_curves(entries: Iterable[Entry], title: str, folder: Path) -> None:
 
 
 def plot_curves(entries: Iterable[Entry], title: str, path: Path) -> None:
-    """Draws the loss, and what was measured on held-out text beside it.
+    """Draws the loss, and what was measured on held-out text beside it: losses, the share of guesses that are right
+    ("eval_top1..."), and tokens a step ("eval_length"), as far as the entries have them.
 
     Raises:
         RuntimeError: matplotlib is not installed; says how to install it.
@@ -77,13 +78,17 @@ def plot_curves(entries: Iterable[Entry], title: str, path: Path) -> None:
         ) from error
     entries = list(entries)
     held_out = list(dict.fromkeys(name for entry in entries for name in entry if name.startswith("eval_")))
-    figure = Figure(figsize=(8 if not held_out else 12, 5), layout="constrained")
+    panels: dict[str, list[str]] = {"loss": ["loss"]}
+    for name in held_out:
+        kind = "tokens a step" if name == "eval_length" else "right guesses" if "top1" in name else "held-out loss"
+        panels.setdefault(kind, []).append(name)
+    figure = Figure(figsize=(4 + 4 * len(panels), 5), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(1, 1 + bool(held_out), squeeze=False)[0]
-    for place, names in zip(axes, (["loss"], held_out), strict=False):
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for place, (kind, names) in zip(axes, panels.items(), strict=True):
         for name in names:
             points = [(entry["step"], entry[name]) for entry in entries if name in entry]
             place.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 50 else None)
-        place.set(xlabel="step", title=title)
+        place.set(xlabel="step", ylabel=kind, title=title)
         place.legend()
     figure.savefig(path, dpi=120)

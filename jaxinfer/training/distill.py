@@ -1,7 +1,7 @@
 """Distillation: a smaller model learns a larger one's distributions."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -20,10 +20,14 @@ from jaxinfer.training.corpus import SEQUENCES, Corpus, DataOptions, mean_over
 from jaxinfer.training.curve import TrainingLog, write_curves
 from jaxinfer.training.distillation_loss import OBJECTIVES, DistillationLoss, Objective, TextLoss, top_scores
 from jaxinfer.training.export import write_model
+from jaxinfer.training.feature_cache import LastFeatures, cached_features
+from jaxinfer.training.features import check_loss_vocab, cut_output, frequent_tokens
 from jaxinfer.training.job_folder import check_resume, job_folder
+from jaxinfer.training.logprobs import head_params
 from jaxinfer.training.optimizer import make_optimizer
 from jaxinfer.training.options import TrainOptions
 from jaxinfer.training.packing import PackedRows, batch_rows
+from jaxinfer.training.row_cache import RowCache, TopCache
 from jaxinfer.training.run_checkpoint import saved_steps
 from jaxinfer.training.step import (
     DATA,
@@ -38,7 +42,6 @@ from jaxinfer.training.step import (
 from jaxinfer.training.student_choice import Student, choose_student
 from jaxinfer.training.student_texts import StudentTexts
 from jaxinfer.training.teacher import Teacher
-from jaxinfer.training.top_cache import TopCache
 from jaxinfer.training.training_run import CHECKPOINTS, train
 from jaxinfer.typing import Params
 
@@ -58,6 +61,10 @@ class DistillOptions:
         objective, temperature, hidden_weight: see `DistillationLoss`.
         top_k: 0 keeps the teacher in memory and compares whole distributions; k >= 1 asks it once for its k most
             probable tokens at every place, keeps them on disk, and compares those and the rest together.
+        cache_features: keep the teacher's last hidden states on disk instead, in float16, and its output head in
+            memory: distributions are compared whole.
+        loss_vocab: 0 compares all tokens; n >= 1 the n most frequent ones of the data alone, which is most of the work
+            where the vocabulary is large.
         on_policy: 0 learns from the texts of `data`; n >= 1 has the student itself write them, anew every n steps, and
             `data.writing` says how many then (arXiv:2306.13649).
         save_dtype: of the weights that are written: "float32", "bfloat16", "float16", or "auto" for the student's own.
@@ -70,6 +77,8 @@ class DistillOptions:
     temperature: float = 1.0
     hidden_weight: float = 0.0
     top_k: int = 0
+    cache_features: bool = False
+    loss_vocab: int = 0
     on_policy: int = 0
     save_dtype: str = "auto"
 
@@ -87,8 +96,16 @@ class DistillOptions:
             raise ValueError("on_policy has the teacher judge new texts; leave top_k and objective='cross_entropy' out")
         if self.top_k and self.objective == "cross_entropy":
             raise ValueError("top_k is of no use with objective='cross_entropy', which asks no teacher; leave it out")
-        if self.top_k and self.hidden_weight:
-            raise ValueError("hidden_weight needs the teacher in memory; leave top_k out")
+        kept = "top_k" if self.top_k else "cache_features" if self.cache_features else None
+        if kept and self.hidden_weight:
+            raise ValueError(f"hidden_weight needs the teacher in memory; leave {kept} out")
+        if self.cache_features and (self.top_k or self.on_policy or self.objective == "cross_entropy"):
+            raise ValueError(
+                "cache_features keeps what the teacher makes of given texts; leave top_k, on_policy and "
+                "objective='cross_entropy' out"
+            )
+        if self.loss_vocab and (self.top_k or self.on_policy):
+            raise ValueError("loss_vocab cuts the distributions on given texts; leave top_k and on_policy out")
         resolve_dtype(self.save_dtype, "float32", "any")
 
 
@@ -123,7 +140,7 @@ def distill(
     options: DistillOptions | None = None,
     *,
     student: Path | None = None,
-    student_layers: int | None = None,
+    student_layers: int | Sequence[int] | None = None,
     teacher_cache: Path | None = None,
     resume: bool = False,
     progress: bool = False,
@@ -159,13 +176,14 @@ def distill(
     chosen = choose_student(source.checkpoint, student, student_layers)
     if options.top_k >= source.config.vocab_size:
         raise ValueError(f"top_k={options.top_k} must be below the vocabulary's {source.config.vocab_size} tokens")
+    check_loss_vocab(options.loss_vocab, source.config.vocab_size)
     corpus = Corpus(data, source.tokenizer, source.checkpoint)
     if options.on_policy and data.writing is None:
         raise ValueError("on_policy needs data='generate': the student continues prompts")
     make_optimizer(training.optimizer)
     identity = {
         "teacher": str(source.checkpoint.path),
-        "student": str(student) if student is not None else f"{student_layers} layers",
+        "student": f"{student_layers} layers" if student is None else str(student),
         **asdict(options),
         **training.identity(),
         **data.identity(),
@@ -196,13 +214,14 @@ class _Run:
         self._training, self._options, self._work, self._kept = training, options, work, kept
         self._mesh = data_mesh(training.devices)
         self._loaded: Params | None = None
+        self._cut: Params = {}
 
     def finish(self, output: Path, progress: bool) -> Distillation:
         """Does what is left, and writes the student."""
         batch_of, held_out = self._data(progress)
         self._measure_teacher(held_out, progress)
         trained = self._start(progress)
-        frozen = self._params(progress) if self._needs_teacher else {}
+        frozen = self._frozen(progress)
         self._loaded = None  # what is needed is in `frozen`
         loss = DistillationLoss(
             self._student.config,
@@ -234,17 +253,24 @@ class _Run:
 
             def own(step: int, state: TrainState) -> dict[str, np.ndarray]:
                 chosen = texts.rows(step, size, seed, state.trained["model"])
-                return {"ids": chosen.ids, "segments": chosen.segments}
+                return chosen.batch()
 
             return own, self._corpus.held_out
         with _bar(self._corpus.texts_to_write, "Teacher's texts", "text", progress) as bar:
             rows, held_out = self._corpus.rows(self._kept / "texts", self._teacher.llm_maker(), bar.update)
-        top = self._top_tokens(rows, progress)
+        kept = self._top_tokens(rows, progress)
+        if self._options.cache_features:
+            sizes = self._mesh, size, progress
+            params = self._params(progress)
+            kept = cached_features(self._kept / "features", rows, LastFeatures(), self._teacher, params, *sizes)
+        if self._options.loss_vocab:
+            tokens = frequent_tokens(rows, self._options.loss_vocab, self._teacher.config.vocab_size)
+            self._cut = cut_output(self._teacher.config, self._params(progress), tokens)
 
         def given(step: int, state: TrainState) -> dict[str, np.ndarray]:
             which = batch_rows(len(rows), size, step, seed)
             chosen = rows.rows(which)
-            return {"ids": chosen.ids, "segments": chosen.segments, **({} if top is None else top.read(which))}
+            return {**chosen.batch(), **({} if kept is None else kept.read(which))}
 
         return given, held_out
 
@@ -263,18 +289,20 @@ class _Run:
         prompts, ends = self._corpus.prompts, self._corpus.ends
         return StudentTexts(folder, prompts, options.writing, ends, options.seq_len, self._options.on_policy, make)
 
-    @property
-    def _needs_teacher(self) -> bool:
-        """Whether the steps ask the teacher itself."""
-        own = self._options.objective != "cross_entropy" and not self._options.top_k
-        return own or bool(self._options.hidden_weight)
+    def _frozen(self, progress: bool) -> Params:
+        """What the steps need of the teacher."""
+        options = self._options
+        if options.cache_features:
+            return {**head_params(self._params(progress)), **self._cut}
+        asked = (options.objective != "cross_entropy" and not options.top_k) or options.hidden_weight
+        return {**self._params(progress), **self._cut} if asked else self._cut
 
     def _params(self, progress: bool) -> Params:
         if self._loaded is None:
             self._loaded = self._teacher.params(self._mesh, progress)
         return self._loaded
 
-    def _top_tokens(self, rows: PackedRows, progress: bool) -> TopCache | None:
+    def _top_tokens(self, rows: PackedRows, progress: bool) -> RowCache | None:
         """The teacher's top tokens, made as far as they are missing."""
         k, temperature = self._options.top_k, self._options.temperature
         if not k:
@@ -339,7 +367,8 @@ class _Run:
 
         def measure(state: Any) -> dict[str, float]:
             sums = lambda batch: evaluate(state.trained["model"], {}, batch)  # noqa: E731
-            return {"eval_nll": mean_over(held_out, self._training.batch_size, sums)["nll"]}
+            means = mean_over(held_out, self._training.batch_size, sums)
+            return {f"eval_{name}": means[name] for name in ("nll", "top1", "length")}
 
         return measure
 

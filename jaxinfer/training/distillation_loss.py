@@ -9,7 +9,9 @@ import jax.numpy as jnp
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.sequence import SequenceDecoder
 from jaxinfer.training import losses
+from jaxinfer.training.acceptance import MEASURED_GUESSES, chain_length, following
 from jaxinfer.training.chunks import over_tokens
+from jaxinfer.training.features import CUT, CUT_NAMES, cut_output, head_logits, model_logits, token_places
 from jaxinfer.training.logprobs import head_params, hidden_states
 from jaxinfer.training.packing import PADDING
 from jaxinfer.training.step import Sums
@@ -25,10 +27,16 @@ class DistillationLoss:
 
     What is trained: "model", the student's parameters, and "projection", ``[E, D]``, where hidden states of different
     widths are compared. Frozen: the teacher's parameters, or {} where it is not in memory. A batch has "ids" and
-    "segments", int32[B, T], and without the teacher what `TopCache` keeps of those rows.
+    "segments", int32[B, T], "counted" where not every token is learned (`PackedRows`), and without the teacher what
+    `TopCache` keeps of those rows.
+
+    A batch may bring the teacher's "features", float[B, T, D] after its last norm; then frozen needs no more than its
+    output head. Frozen may have what `cut_output` gives: then those tokens alone are compared and learned.
 
     Sums: "loss"; "nll", the negative log-probability that the student gives the text; "divergence" and "hidden", the
-    terms of the loss; and "weight", the number of tokens that are predicted.
+    terms of the loss; "top1", how often its most probable token is the text's, and "length", the tokens that a step
+    yields where it guesses `MEASURED_GUESSES` at a time and the text is what the teacher says (`chain_length`); and
+    "weight", the number of tokens that are predicted.
 
     Attributes:
         student: architecture.
@@ -57,32 +65,41 @@ class DistillationLoss:
         params = cast(trained["model"], self.dtype)
         mine = flat_rows(hidden_states(decoder, params, ids, segments, remat=self.remat)[:, :-1])
         theirs = None
-        if frozen:
+        if "features" in batch:
+            theirs = flat_rows(batch["features"][:, :-1]).astype(self.dtype)
+        elif len(frozen.keys() - CUT_NAMES):
             theirs = flat_rows(SequenceDecoder(self.teacher, self.implementation).hidden(frozen, ids, segments)[:, :-1])
         top = [flat_rows(batch[name]) for name in ("top_ids", "top_logprobs", "tail") if name in batch]
         tokens = {"student": mine, "teacher": theirs, "targets": ids[:, 1:].reshape(-1), "top": top}
-        found = over_tokens(lambda part: self._of_tokens(head_params(params), frozen, part), tokens)
+        own = cut_output(self.student, params, frozen[CUT]) if CUT in frozen else head_params(params)
+        said = model_logits if "features" in batch else head_logits
+        found = over_tokens(lambda part: self._of_tokens(own, frozen, said, part), tokens)
         if self.hidden_weight:
             assert theirs is not None
             found["hidden"] = losses.hidden_loss(mine, jax.lax.stop_gradient(theirs), trained.get("projection"))
             found["loss"] = found["loss"] + self.hidden_weight * found["hidden"]
-        weight = token_weights(segments).reshape(-1)
+        weight = token_weights(segments, batch.get("counted"))
+        hits = (found["top1"].reshape(weight.shape) * weight).astype(bool)
+        found["length"] = chain_length(following(hits, MEASURED_GUESSES)).reshape(-1)
+        weight = weight.reshape(-1)
         return {"weight": weight.sum()} | {name: jnp.sum(values * weight) for name, values in found.items()}
 
-    def _of_tokens(self, head: Params, frozen: Any, tokens: Any) -> Sums:
-        logits = SequenceDecoder(self.student).head(head, tokens["student"])
-        nll = losses.cross_entropy(logits, tokens["targets"])
+    def _of_tokens(self, own: Params, frozen: Any, said: Any, tokens: Any) -> Sums:
+        logits = head_logits(self.student, own, tokens["student"])
+        places, known = token_places(own, tokens["targets"])
+        nll = jnp.where(known, losses.cross_entropy(logits, places), 0.0)
+        measured = {"nll": nll, "top1": (known & (jnp.argmax(logits, axis=-1) == places)).astype(jnp.float32)}
         if self.objective == "cross_entropy":
-            return {"loss": nll, "nll": nll}
+            return {"loss": nll, **measured}
         scaled = logits / self.temperature
         if tokens["top"]:
             compare = losses.forward_kl_top if self.objective == "forward_kl" else losses.reverse_kl_top
             divergence = compare(scaled, *tokens["top"])
         else:
-            said = SequenceDecoder(self.teacher).head(head_params(frozen), tokens["teacher"]) / self.temperature
+            target = said(self.teacher, frozen, tokens["teacher"]) / self.temperature
             whole = losses.forward_kl if self.objective == "forward_kl" else losses.reverse_kl
-            divergence = whole(scaled, said)
-        return {"loss": divergence * self.temperature**2, "nll": nll, "divergence": divergence}
+            divergence = whole(scaled, target)
+        return {"loss": divergence * self.temperature**2, "divergence": divergence, **measured}
 
 
 @dataclass(frozen=True)
@@ -94,7 +111,9 @@ class TextLoss:
 
     def __call__(self, trained: Any, frozen: Any, batch: Any) -> Sums:
         own = DistillationLoss(self.model, self.model, "cross_entropy", implementation=self.implementation)
-        return own({"model": trained}, {}, {name: batch[name] for name in ("ids", "segments")})
+        return own(
+            {"model": trained}, {}, {name: batch[name] for name in ("ids", "segments", "counted") if name in batch}
+        )
 
 
 def top_scores(
@@ -121,10 +140,10 @@ def top_scores(
     return {"top_ids": ids, "top_logprobs": logprobs, "tail": tail}
 
 
-def token_weights(segments: jax.Array) -> jax.Array:
-    """float32[B, T - 1]: 1 where a token's successor is of its own text, else 0 (`packing.predicted`)."""
+def token_weights(segments: jax.Array, counted: jax.Array | None = None) -> jax.Array:
+    """float32[B, T - 1]: 1 where a token's successor is of its own text (`packing.predicted`) and `counted`, else 0."""
     same = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] != PADDING)
-    return same.astype(jnp.float32)
+    return (same if counted is None else same & counted[:, 1:]).astype(jnp.float32)
 
 
 def flat_rows(array: jax.Array) -> jax.Array:

@@ -1,6 +1,6 @@
 """The student: its architecture, and what it starts from."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -18,13 +18,22 @@ LAYER_LISTS = ("layer_types", "no_rope_layers")
 """Settings of a config.json that have an entry for each layer."""
 
 
-def copied_layers(teacher: int, student: int) -> list[int]:
-    """Which of the teacher's layers a student of so many is made of: evenly spaced, the first and the last among them;
-    every second one for half of them.
+def copied_layers(teacher: int, student: int | Sequence[int]) -> list[int]:
+    """Which of the teacher's layers a student is made of.
+
+    Args:
+        teacher: how many it has.
+        student: how many: evenly spaced, the first and the last among them, every second one for half of them. Or
+            which, ascending, from 0.
 
     Raises:
-        ValueError: the student has no layer, or more than the teacher.
+        ValueError: the student has no layer, more than the teacher, or one that the teacher has not.
     """
+    if not isinstance(student, int):
+        layers = list(student)
+        if not layers or sorted(set(layers)) != layers or layers[0] < 0 or layers[-1] >= teacher:
+            raise ValueError(f"student_layers={layers} must be ascending numbers of layers, 0 to {teacher - 1}")
+        return layers
     if not 1 <= student <= teacher:
         raise ValueError(f"student_layers={student} must be 1 to the teacher's {teacher}")
     if student == 1:

@@ -1,6 +1,7 @@
 """Which student: a checkpoint, a described architecture, or the teacher with fewer layers."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class Student:
         return initial_params(self.config, teacher, self.layers, seed)
 
 
-def choose_student(teacher: Checkpoint, student: Path | None, student_layers: int | None) -> Student:
+def choose_student(teacher: Checkpoint, student: Path | None, student_layers: int | Sequence[int] | None) -> Student:
     """Opens what is named, and checks that it can learn from this teacher and be written as a checkpoint.
 
     Args:
@@ -48,7 +49,8 @@ def choose_student(teacher: Checkpoint, student: Path | None, student_layers: in
         student: a model directory or GGUF file, which is trained further; or a .json file with the fields of a
             `ModelConfig` or a config.json of Hugging Face's, whose parameters are the teacher's where they fit, layers
             as `copied_layers` says, and fresh elsewhere.
-        student_layers: the teacher's architecture with so many of its layers. One of the two must be given.
+        student_layers: the teacher's architecture with so many of its layers, or with these, see `copied_layers`. One
+            of the two must be given.
 
     Raises:
         ValueError: neither or both are given, the student does not load or has another vocabulary, or no config.json

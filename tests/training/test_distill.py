@@ -50,6 +50,26 @@ def test_the_student_learns_and_is_an_ordinary_checkpoint(
     llm.shutdown()
 
 
+def test_kept_hidden_states_stand_for_the_teacher(
+    teacher: Path, training: Callable[..., Any], tmp_path: Path, data: DataOptions
+) -> None:
+    """Whole distributions, of hidden states in float16 on disk and of a vocabulary that lacks none of the data's."""
+    made = {}
+    for name, options in {
+        "memory": DistillOptions(save_dtype="float32"),
+        "disk": DistillOptions(save_dtype="float32", cache_features=True, loss_vocab=258),
+        "cut": DistillOptions(save_dtype="float32", cache_features=True, loss_vocab=20),
+    }.items():
+        made[name] = distill(teacher, tmp_path / name, data, training(4), options, student_layers=[0, 2])
+    (before, after), start = ([made[name].final_nll for name in ("memory", "disk")], made["memory"].start_nll)
+    assert before is not None and after is not None and start is not None
+    assert abs(before - after) < 1e-2 * abs(before - start)
+    cut = made["cut"].final_nll
+    assert cut is not None and cut != after
+    entry = json.loads((tmp_path / "disk" / "training_log.jsonl").read_text().splitlines()[-1])
+    assert 0 <= entry["eval_top1"] <= 1 <= entry["eval_length"] <= 6
+
+
 class Killed(BaseException):
     """What a signal does to a process, as far as files are concerned."""
 

@@ -20,8 +20,10 @@ from jaxinfer.models.eagle import eagle_config
 from jaxinfer.models.medusa import MedusaConfig, MedusaHeads, init_medusa
 from jaxinfer.models.sequence import SequenceDecoder
 from jaxinfer.training.corpus import DataOptions
-from jaxinfer.training.head_losses import EagleLoss, MedusaLoss, model_features
-from jaxinfer.training.heads import Eagle, Medusa, train_heads
+from jaxinfer.training.features import cut_output, model_features
+from jaxinfer.training.head_kinds import Eagle, Medusa
+from jaxinfer.training.head_losses import EagleLoss, MedusaLoss
+from jaxinfer.training.heads import train_heads
 from jaxinfer.training.packing import PADDING
 
 pytestmark = pytest.mark.filterwarnings("ignore:loss.png was not drawn")
@@ -129,8 +131,9 @@ def test_eagle_file_and_loss_by_hand(
     normed, head = features_and_logits(small_config, params)
     expected = {"regression": 0.0, "classification": 0.0, "top1": 0.0}
     for row, first, end in ((0, 0, 5), (0, 5, 8), (1, 0, 6)):
-        embedded = params["embed"]["embedding"][IDS[row, first + 1 : end]].astype(np.float64)
-        guess = eagle_by_hand(tensors, embedded, normed[row, first : end - 1], small_config.rms_norm_eps)
+        embedded = params["embed"]["embedding"][IDS[row, first:end]].astype(np.float64)
+        given = np.concatenate([np.zeros((1, 32)), normed[row, first : end - 1]])  # the first token comes with zeros
+        guess = eagle_by_hand(tensors, embedded, given, small_config.rms_norm_eps)[1:]
         true = normed[row, first + 1 : end]
         size = np.abs(guess - true)
         expected["regression"] += np.where(size < 1, size**2 / 2, size - 0.5).mean(-1).sum()
@@ -143,12 +146,111 @@ def test_eagle_file_and_loss_by_hand(
     assert float(sums["weight"]) == 4 + 2 + 5
 
 
-@pytest.mark.parametrize("kind", [Medusa(2), Eagle()], ids=["medusa", "eagle"])
+def test_unrolled_eagle_loss_by_hand(
+    small_config: ModelConfig, random_params: Any, write_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Every draft on its own: true features up to where it begins, and then its own guesses."""
+    from jaxinfer.training.teacher import Teacher
+
+    params = random_params(small_config, 1)
+    model = Teacher(write_checkpoint(small_config, params), "float32")
+    rng = np.random.default_rng(0)
+    kind = Eagle(noise=0.0, unroll=3)
+    trained = jax.tree.map(
+        lambda leaf: leaf + 0.1 * rng.standard_normal(leaf.shape).astype(np.float32), kind.start(model, params, 0)
+    )
+    folder = tmp_path / "eagle"
+    folder.mkdir()
+    kind.write(folder, model, params, trained, "float32")
+    tensors = load_file(folder / "model.safetensors")
+    counted = np.ones_like(IDS, bool)
+    counted[0, :3] = False
+    batch = {"ids": IDS, "segments": SEGMENTS, "counted": counted}
+    sums = jax.jit(kind.loss(model, params).__call__)(trained, params, batch)
+    normed, head = features_and_logits(small_config, params)
+    table = params["embed"]["embedding"].astype(np.float64)
+    regression, hits, length, weight = 0.0, [0, 0, 0], 0.0, 0
+    for row, first, end in ((0, 0, 5), (0, 5, 8), (1, 0, 6)):
+        for place in range(first, end - 1):
+            if not counted[row, place + 1]:
+                continue
+            weight, held = weight + 1, True
+            length += 1
+            features = [np.zeros(32), *normed[row, first : place + 1]]
+            for step in range(min(3, end - 1 - place)):
+                embedded = table[IDS[row, first : place + step + 2]]
+                guess = eagle_by_hand(tensors, embedded, np.stack(features), small_config.rms_norm_eps)[-1]
+                true = normed[row, place + step + 1]
+                size = np.abs(guess - true)
+                regression += 0.8**step * np.where(size < 1, size**2 / 2, size - 0.5).mean()
+                hit = head(guess).argmax() == head(true).argmax()
+                hits[step] += hit
+                held &= hit
+                length += held
+                features.append(guess)
+    np.testing.assert_allclose(sums["regression"], regression, rtol=1e-4)
+    assert [float(sums[f"top1_{step}"]) for step in range(3)] == hits and float(sums["top1"]) == hits[0]
+    assert (float(sums["weight"]), float(sums["length"])) == (weight, length)
+
+
+def test_an_eagle_head_that_starts_as_the_last_layer(
+    small_config: ModelConfig, random_params: Any, write_checkpoint: Callable[..., Path]
+) -> None:
+    """It is that layer over the feature, with the norm's scale and without its division."""
+    from jaxinfer.training.teacher import Teacher
+
+    params = random_params(small_config, 1)
+    model = Teacher(write_checkpoint(small_config, params), "float32")
+    started, layer = Eagle(from_model=True).start(model, params, 0), params["layers_2"]
+    kernel = np.asarray(started["fc"]["kernel"])
+    assert np.array_equal(kernel[:, 32:], np.eye(32)) and np.abs(kernel[:, :32]).max() > 0
+    x = np.random.default_rng(0).standard_normal(32).astype(np.float32)
+    x /= np.sqrt(np.mean(x**2))  # the norm divides by 1
+    normed = np.einsum("kghd,d->kgh", layer["attn"]["qkv"]["kernel"], x * layer["attn_norm"]["scale"])
+    found = np.einsum("kghd,d->kgh", started["layers_0"]["attn"]["qkv"]["kernel"], x)
+    np.testing.assert_allclose(found, normed, rtol=1e-4, atol=1e-5)
+    for name in ("mlp", "mlp_norm"):
+        for path, leaf in flat(layer[name]).items():
+            assert np.array_equal(flat(started["layers_0"][name])[path], leaf)
+
+
+def test_kept_features_and_a_cut_vocabulary(small_config: ModelConfig, random_params: Any) -> None:
+    """Features that a batch brings give the same numbers; so does a cut that has all the tokens. A smaller one does not
+    learn the tokens that it lacks, and counts them as wrong."""
+    params = random_params(small_config, 1)
+    batch = {"ids": IDS, "segments": SEGMENTS}
+    features = jax.jit(partial(model_features, small_config))(params, IDS, SEGMENTS)
+    rng = np.random.default_rng(0)
+    fresh = init_medusa(heads := MedusaConfig(32, 258, 2))
+    trained = jax.tree.map(lambda leaf: 0.1 * rng.standard_normal(leaf.shape).astype(np.float32), fresh)
+    loss = jax.jit(MedusaLoss(small_config, heads).__call__)
+    plain = loss(trained, params, batch)
+    kept = {name: params[name] for name in ("embed", "lm_head", "final_norm")}
+    for frozen in (kept, {**kept, **cut_output(small_config, params, np.arange(258))}):
+        for name, value in loss(trained, frozen, {**batch, "features": features}).items():
+            np.testing.assert_allclose(value, plain[name], rtol=1e-4, err_msg=name)
+    few = loss(
+        trained, {**kept, **cut_output(small_config, params, np.array([100, 200]))}, {**batch, "features": features}
+    )
+    assert float(few["loss"]) == 0 and float(few["top1_0"]) == 0 and float(few["length"]) == float(few["weight"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(Medusa(2), {}), (Eagle(), {}), (Eagle(unroll=2, from_model=True), {"cache_features": True, "loss_vocab": 40})],
+    ids=["medusa", "eagle", "eagle_cached"],
+)
 def test_heads_learn_and_are_written(
-    kind: Medusa | Eagle, teacher: Path, data: DataOptions, training: Callable[..., Any], tmp_path: Path
+    kind: Medusa | Eagle,
+    options: dict[str, Any],
+    teacher: Path,
+    data: DataOptions,
+    training: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
     pace = training(48, log_every=8, save_every=48, eval_every=48)
-    made = train_heads(teacher, tmp_path / "heads", kind, data, pace)
+    made = train_heads(teacher, tmp_path / "heads", kind, data, pace, **options)
+    assert 1 <= made.before["length"] < made.after["length"]
     assert made.after["loss"] < 0.7 * made.before["loss"]
     assert sorted(path.name for path in (tmp_path / "heads").iterdir() if path.is_dir()) == []
     if isinstance(kind, Medusa):

@@ -14,6 +14,16 @@ def test_texts_share_rows_and_go_on_in_the_next() -> None:
     assert predicted(rows.segments).sum(axis=1).tolist() == [3, 3, 1]
 
 
+def test_openings_are_not_counted() -> None:
+    rows = pack([[1, 2, 3], [4, 5, 6, 7, 8], [9], [10, 11, 12]], 5, openings=[1, 3, 1, 0])
+    assert rows.counted is not None
+    assert rows.counted.astype(int).tolist() == [[0, 1, 1, 0, 0], [0, 1, 1, 1, 1]]
+    rows = rows.rows(np.array([1])).filled(2)
+    assert rows.batch()["counted"].astype(int).tolist() == [[0, 1, 1, 1, 1], [0] * 5]
+    assert (rows.ids[1].tolist(), rows.segments[1].tolist()) == ([0] * 5, [PADDING] * 5)
+    assert "counted" not in pack([[1, 2]], 5).batch()
+
+
 def test_a_last_place_is_not_filled() -> None:
     """One token at the end of a row would neither be predicted nor predict."""
     rows = pack([[1, 2, 3], [4, 5]], 4)

@@ -17,6 +17,7 @@ from jaxinfer.training.student_choice import choose_student
 
 def test_layers_are_spread_evenly_with_both_ends() -> None:
     assert copied_layers(30, 15) == [0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 29]
+    assert copied_layers(6, [0, 4]) == [0, 4]
     assert copied_layers(12, 12) == list(range(12))
     assert (copied_layers(6, 2), copied_layers(6, 1)) == ([0, 5], [5])
 

@@ -1,4 +1,5 @@
-"""The teacher's most probable tokens at every place of the data, kept on disk so that it need not be in memory."""
+"""What a model says at every place of the data, computed once and kept on disk: the teacher need not be in memory for
+its most probable tokens, nor run again in every epoch for its hidden states."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -11,32 +12,34 @@ from jaxinfer.checkpoint.output_directory import sync_entry
 from jaxinfer.training.described_folder import describe_folder
 from jaxinfer.training.packing import PackedRows
 
-DESCRIPTION = "top.json"
 SHARD_BYTES = 64 << 20
 Scored = Mapping[str, np.ndarray]
 Score = Callable[[PackedRows], Scored]
-"""Rows -> "top_ids" int32[R, T - 1, k], "top_logprobs" float32[R, T - 1, k] and "tail" float32[R, T - 1]."""
+"""Rows -> arrays ``[R, ...]`` by name."""
 
 
-class TopCache:
+class RowCache:
     """A folder of safetensors shards with the same number of rows each; a shard appears when it is whole.
 
     Args:
-        folder: where it is, or will be; another run with the same data, teacher, k and temperature may use it.
+        folder: where it is, or will be; another run with the same data and identity may use it.
+        name: of what it holds, with which its files' names begin.
         rows: the data.
-        k: tokens of each place.
+        token_bytes: what is kept for a token, at most.
         identity: of JSON's types: what else the numbers depend on, by names that users know.
 
     Raises:
         ValueError: the folder holds something else; names the difference.
     """
 
-    def __init__(self, folder: Path, rows: PackedRows, k: int, identity: Mapping[str, Any]) -> None:
-        self._folder, self._rows = folder, rows
-        self._per_shard = max(1, SHARD_BYTES // max(1, rows.ids.shape[1] * (8 * k + 4)))
+    def __init__(
+        self, folder: Path, name: str, rows: PackedRows, token_bytes: int, identity: Mapping[str, Any]
+    ) -> None:
+        self._folder, self._name, self._rows = folder, name, rows
+        self._per_shard = max(1, SHARD_BYTES // max(1, rows.ids.shape[1] * token_bytes))
         self._open: dict[int, Any] = {}
-        own = {"k": k, "data": digest(rows), "rows_per_shard": self._per_shard}
-        describe_folder(folder, DESCRIPTION, {**identity, **own})
+        own = {"data": digest(rows), "rows_per_shard": self._per_shard}
+        describe_folder(folder, f"{name}.json", {**identity, **own})
 
     @property
     def missing(self) -> list[int]:
@@ -47,7 +50,7 @@ class TopCache:
         """Makes the shards that are missing.
 
         Args:
-            score: what the teacher says of some rows.
+            score: what the model says of some rows.
             batch_size: rows that are scored at a time; the last ones of a shard are filled up by repeating one.
             on_rows: told how many rows have been scored.
         """
@@ -83,7 +86,20 @@ class TopCache:
         return {name: shard.get_slice(name)[place] for name in shard.keys()}  # noqa: SIM118 (no mapping)
 
     def _path(self, number: int) -> Path:
-        return self._folder / f"top_{number:05}.safetensors"
+        return self._folder / f"{self._name}_{number:05}.safetensors"
+
+
+class TopCache(RowCache):
+    """A teacher's most probable tokens: "top_ids" int32[R, T - 1, k], "top_logprobs" float32[R, T - 1, k] and "tail"
+    float32[R, T - 1], see `jaxinfer.training.losses.top_logprobs`.
+
+    Args:
+        folder, rows, identity: as for `RowCache`.
+        k: tokens of each place.
+    """
+
+    def __init__(self, folder: Path, rows: PackedRows, k: int, identity: Mapping[str, Any]) -> None:
+        super().__init__(folder, "top", rows, 8 * k + 4, {**identity, "k": k})
 
 
 def digest(rows: PackedRows) -> str:

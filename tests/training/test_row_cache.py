@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxinfer.training import top_cache
+from jaxinfer.training import row_cache
 from jaxinfer.training.packing import PackedRows, pack
-from jaxinfer.training.top_cache import Scored, TopCache
+from jaxinfer.training.row_cache import Scored, TopCache
 
 ROWS = pack([list(range(i, i + 6)) for i in range(7)], 6)
 
@@ -23,7 +23,7 @@ def score(rows: PackedRows) -> Scored:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], TopCache]:
     """Three rows a shard: 5 places of 2 tokens of 8 bytes, and a tail of 4."""
-    monkeypatch.setattr(top_cache, "SHARD_BYTES", 3 * 6 * 20)
+    monkeypatch.setattr(row_cache, "SHARD_BYTES", 3 * 6 * 20)
     return lambda: TopCache(tmp_path / "top", ROWS, 2, {"teacher": "me"})
 
 
