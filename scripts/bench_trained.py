@@ -98,8 +98,8 @@ def measure(engine: dict[str, Any], prompts: list[str], length: int) -> Measured
         stats = llm.stats().speculation
     if stats is None or not stats.num_drafts:
         return Measured(ids, steps, seconds, 0.0, 0.0, [])
-    times = (1000 * total / stats.num_drafts for total in (stats.draft_seconds, stats.verify_seconds))
-    return Measured(ids, steps, seconds, *times, rates=list(stats.acceptance_rate_per_position))
+    draft, verify = (1000 * total / stats.num_drafts for total in (stats.draft_seconds, stats.verify_seconds))
+    return Measured(ids, steps, seconds, draft, verify, list(stats.acceptance_rate_per_position))
 
 
 if __name__ == "__main__":

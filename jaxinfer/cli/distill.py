@@ -180,7 +180,11 @@ def _add_heads(group: Any) -> None:
         metavar="W",
         help="with --eagle: of the cross-entropy beside the difference of features. Default: 0.1.",
     )
-    add("--from-model", action="store_true", help="with --eagle and --eagle3: start from a layer of the model")
+    add(
+        "--from-model",
+        action="store_true",
+        help="start an EAGLE head as the best linear guess, an EAGLE-3 head as a layer of the model",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,5 +1,6 @@
 """Kinds of heads for speculation: what they are for a model, how they start, what they learn, how they are written."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,10 +22,13 @@ from jaxinfer.training.eagle3_loss import Eagle3Loss, tapped_features
 from jaxinfer.training.feature_cache import FeatureKind, LastFeatures
 from jaxinfer.training.features import CUT, CUT_HEAD
 from jaxinfer.training.head_losses import EagleLoss, MedusaLoss
+from jaxinfer.training.linear_start import linear_fit
 from jaxinfer.training.step import Loss
 from jaxinfer.training.student import cut_hf_config
 from jaxinfer.training.teacher import Teacher
 from jaxinfer.typing import Params
+
+Batches = Iterable[Mapping[str, Any]]
 
 
 class HeadKind(Protocol):
@@ -38,8 +42,15 @@ class HeadKind(Protocol):
         """Raises ValueError where there are no such heads for this model."""
         ...
 
-    def start(self, model: Teacher, params: Params, seed: int) -> Params:
-        """Float32 parameters before the first step. `params`: the model's, and what `cut_output` gives."""
+    def start(self, model: Teacher, params: Params, seed: int, batches: Batches) -> Params:
+        """Float32 parameters before the first step.
+
+        Args:
+            model: whose heads they are.
+            params: its parameters, and what `cut_output` gives.
+            seed: of what is random.
+            batches: the data, as losses take it.
+        """
         ...
 
     def loss(self, model: Teacher, frozen: Params) -> Loss:
@@ -92,7 +103,7 @@ class Medusa:
     def check(self, model: Teacher) -> None:
         """Every model can have them."""
 
-    def start(self, model: Teacher, params: Params, seed: int) -> Params:
+    def start(self, model: Teacher, params: Params, seed: int, batches: Batches) -> Params:
         """Heads that say what the model says of the next token."""
         tied = model.config.tie_word_embeddings
         matrix = params["embed"]["embedding"] if tied else params["lm_head"]["kernel"]
@@ -111,25 +122,19 @@ class Medusa:
         write_medusa(folder, self.config(model), params, str(model.checkpoint.path), dtype)
 
 
-def eagle_from_layer(fresh: Params, layer: Params) -> Params:
-    """An EAGLE head that starts as a layer of the model, over the feature that it is given.
-
-    `fc` hands the feature on as it is and begins to learn of the token from its fresh values; the norm before the
-    layer's attention, which the head does not have, goes into the weights of its queries, keys and values.
+def eagle_from_fit(fresh: Params, kernel: np.ndarray, bias: np.ndarray) -> Params:
+    """An EAGLE head whose layer adds nothing yet to what a linear map says.
 
     Args:
         fresh: of `init_eagle`.
-        layer: of the model, in floats.
+        kernel, bias: of `linear_fit`.
     """
-    head: dict[str, Any] = jax.tree.map(jnp.asarray, dict(fresh))
-    own = dict(head["layers_0"])
-    for name in ("attn", "mlp", "mlp_norm"):
-        own[name] = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), layer[name])
-    scale = jnp.asarray(layer["attn_norm"]["scale"], jnp.float32)
-    own["attn"]["qkv"] = {**own["attn"]["qkv"], "kernel": own["attn"]["qkv"]["kernel"] * scale}
-    size = scale.shape[0]
-    kernel = head["fc"]["kernel"].at[:, size:].set(jnp.eye(size))
-    return {**head, "fc": {**head["fc"], "kernel": kernel}, "layers_0": own}
+    head: dict[str, Any] = dict(fresh)
+    layer = dict(head["layers_0"])
+    for block, last in (("attn", "out"), ("mlp", "down")):
+        layer[block] = {**layer[block], last: jax.tree.map(jnp.zeros_like, layer[block][last])}
+    fc = {"kernel": jnp.asarray(kernel)} | ({"bias": jnp.asarray(bias)} if "bias" in head["fc"] else {})
+    return {**head, "fc": fc, "layers_0": layer}
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,8 @@ class Eagle:
     Attributes:
         use_bias: whether the layer that joins token and feature adds a bias.
         noise, classification_weight, unroll: see `EagleLoss`.
-        from_model: start from a copy of the model's last layer, given the feature, instead of fresh parameters.
+        from_model: start from the best linear guess of the model's features (`linear_fit`), with a layer that adds
+            nothing to it yet, instead of fresh parameters alone.
 
     Raises:
         ValueError: a number is out of range.
@@ -167,13 +173,13 @@ class Eagle:
         eagle_config(model.config)
         exported_config(self._description(model))
 
-    def start(self, model: Teacher, params: Params, seed: int) -> Params:
-        """Fresh parameters, or those of `eagle_from_layer`."""
+    def start(self, model: Teacher, params: Params, seed: int, batches: Batches) -> Params:
+        """Fresh parameters, or those of `eagle_from_fit`."""
         config = eagle_config(model.config)
         fresh: Params = jax.jit(lambda key: init_eagle(config, key, use_bias=self.use_bias))(jax.random.key(seed))
         if not self.from_model:
             return fresh
-        return eagle_from_layer(fresh, params[f"layers_{model.config.num_hidden_layers - 1}"])
+        return eagle_from_fit(fresh, *linear_fit(model.config, params, batches, self.use_bias))
 
     def loss(self, model: Teacher, frozen: Params) -> Loss:
         """Smooth L1 and cross-entropy."""
@@ -251,7 +257,7 @@ class Eagle3:
                 "an EAGLE-3 head is given rows of the token table, which this model scales: train Medusa heads"
             )
 
-    def start(self, model: Teacher, params: Params, seed: int) -> Params:
+    def start(self, model: Teacher, params: Params, seed: int, batches: Batches) -> Params:
         """Fresh parameters, or those of `eagle3_from_layer`."""
         config = self._config(model, params)
         fresh: Params = jax.jit(lambda key: init_eagle3(config, key))(jax.random.key(seed))

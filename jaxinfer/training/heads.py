@@ -1,7 +1,7 @@
 """Training heads for speculation on a frozen model: Medusa's and EAGLE's."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,7 @@ def train_heads(
         learned, measured = with_features(rows), None if held_out is None else with_features(held_out)
         optimizer = make_optimizer(training.optimizer)
         cut = _cut(source, params, rows, loss_vocab)
-        started = kind.start(source, {**params, **cut}, training.seed)
+        started = kind.start(source, {**params, **cut}, training.seed, learned.batches(training.batch_size))
         frozen = {**(head_params(params) if cache_features else params), **cut}
         state, log = train(
             work.folder,
@@ -161,6 +161,11 @@ class _Data:
         missing = ((0, size - len(which)), (0, 0), (0, 0))
         return {**batch, "features": np.pad(features, missing)}
 
+    def batches(self, size: int) -> Iterator[dict[str, np.ndarray]]:
+        """All rows in order, so many at a time; the last batch is filled up."""
+        for first in range(0, len(self.rows), size):
+            yield self.batch(np.arange(first, min(first + size, len(self.rows))), size)
+
 
 def _cut(source: Teacher, params: Params, rows: PackedRows, loss_vocab: int) -> Params:
     """What the loss needs to compare some tokens only."""
@@ -183,11 +188,9 @@ def _evaluation(
     if held_out is None:
         return lambda state: {}
     evaluate, size = make_evaluation(loss, data_mesh(training.devices)), training.batch_size
-    places = [np.arange(first, min(first + size, len(held_out.rows))) for first in range(0, len(held_out.rows), size)]
 
     def measure(state: Any) -> dict[str, float]:
-        batches = (held_out.batch(which, size) for which in places)
-        found = mean_of(evaluate(state.trained, frozen, batch) for batch in batches)
+        found = mean_of(evaluate(state.trained, frozen, batch) for batch in held_out.batches(size))
         return {f"eval_{name}": value for name, value in found.items()}
 
     return measure

@@ -98,7 +98,7 @@ def test_a_head_that_starts_as_a_layer(small_config: ModelConfig, random_params:
     params = random_params(small_config, 1)
     model = Teacher(write_checkpoint(small_config, params), "float32")
     frozen = {**params, **cut_output(small_config, params, TOKENS)}
-    started = Eagle3(from_model=True).start(model, frozen, 0)
+    started = Eagle3(from_model=True).start(model, frozen, 0, [])
     config = eagle3_config(small_config, len(TOKENS))
     head, taps = Eagle3Head(config), config.taps
     assert taps[-1] == 3  # what comes out of the last layer: that layer once more
