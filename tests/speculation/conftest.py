@@ -23,6 +23,8 @@ from jaxinfer.speculation.proposer import Proposer
 from jaxinfer.speculation.speculator import Speculator
 
 LONGEST, SEQS, BLOCKS = 8, 8, 100
+NODES, DEPTH = 15, 8
+"""Of trees."""
 EOS = 1
 Served = Mapping[str, RequestOutput]
 
@@ -68,7 +70,7 @@ class Bench:
 
     def engine(self, proposer: Proposer | None, tokens: int = LONGEST, **fields: Any) -> Engine:
         """An engine that guesses `tokens` ahead, or none at all; `blocks` and `max_running` may be given."""
-        cache = dataclasses.replace(self.config.cache, num_blocks=fields.pop("blocks", BLOCKS))
+        cache = dataclasses.replace(self.config.cache, num_blocks=fields.pop("blocks", self.config.cache.num_blocks))
         guess = dataclasses.replace(self.config.speculation, num_tokens=tokens, **fields)
         config = dataclasses.replace(self.config, cache=cache, speculation=guess if proposer else None)
         speculator = Speculator(guess, proposer) if proposer else None
@@ -129,6 +131,43 @@ def token_ids(served: Served) -> dict[str, list[int]]:
     return found
 
 
+def assert_same_logprobs(output: Any, expected: Any) -> None:
+    """Field case 24: one entry for each token, the drawn one in it, as plain decoding has them."""
+    for sample, other in zip(output.outputs, expected.outputs, strict=True):
+        assert (sample.logprobs is None) == (other.logprobs is None)
+        for token, entry, reference in zip(
+            sample.token_ids, sample.logprobs or [], other.logprobs or [], strict=sample.logprobs is not None
+        ):
+            assert token in entry and entry.keys() == reference.keys()
+            for key, value in entry.items():
+                assert value.rank == reference[key].rank
+                assert value.logprob == pytest.approx(reference[key].logprob, abs=1e-3)
+
+
+def banning(*words: tuple[int, ...]) -> SamplingParams:
+    """Bad words by their ids, for an engine without a tokenizer. The bias lets the sampler draw."""
+    params = SamplingParams(temperature=0, max_tokens=24, logit_bias={63: -1.0})
+    params.bad_words_token_ids = words
+    return params
+
+
+def special(plain: list[int], bans: SamplingParams) -> dict[str, SamplingParams]:
+    """Field case 1; `plain` are the ids without any of it."""
+    return {
+        "repetition": SamplingParams(temperature=0, repetition_penalty=1.5, max_tokens=24),
+        "frequency": SamplingParams(temperature=0, frequency_penalty=2.0, max_tokens=24, logprobs=3),
+        "presence": SamplingParams(temperature=0.8, seed=4, presence_penalty=1.5, max_tokens=24),
+        "bias": SamplingParams(temperature=0, logit_bias={plain[3]: -100.0}, max_tokens=24),
+        "bad words": bans,
+        "min_tokens": SamplingParams(temperature=0, min_tokens=12, stop_token_ids=plain[2:4], max_tokens=24),
+        "allowed": SamplingParams(temperature=0, allowed_token_ids=list(range(2, 20)), max_tokens=24),
+        "min_p": SamplingParams(temperature=1.0, seed=7, min_p=0.3, max_tokens=24),
+        "top_p": SamplingParams(temperature=0.7, seed=8, top_k=5, top_p=0.8, max_tokens=24),
+        "logprobs": SamplingParams(temperature=0, logprobs=3, repetition_penalty=1.2, prompt_logprobs=1, max_tokens=24),
+        "samples": SamplingParams(temperature=0.9, seed=3, n=3, frequency_penalty=0.5, logprobs=1, max_tokens=16),
+    }
+
+
 @pytest.fixture(scope="session")
 def small_model() -> ModelConfig:
     return ModelConfig(
@@ -159,3 +198,40 @@ def make_bench(config: EngineConfig, params: Any) -> Bench:
     runner, steps = ModelRunner(config, params), DraftRunner(config, params, config.model.vocab_size)
     runner.drafted = lambda: steps.drafted
     return Bench(config, runner, steps, params)
+
+
+@pytest.fixture(scope="package")
+def trees(small_model: ModelConfig, random_params: Callable[..., Any]) -> Bench:
+    return tree_bench(small_model, random_params(small_model, seed=3))
+
+
+def tree_bench(model: ModelConfig, params: Any, dtype: str = "auto") -> Bench:
+    """The same for trees, with one size of steps."""
+    config = EngineConfig(
+        model,
+        CacheConfig(block_size=4, num_blocks=BLOCKS, dtype=dtype),
+        SchedulerConfig(SEQS, 136, 128, token_buckets=(136,)),
+        RunnerConfig(enforce_eager=True),
+        speculation=SpeculationConfig(NODES, max_running=SEQS, tree_depth=DEPTH),
+    )
+    return Bench(config, ModelRunner(config, params), None, params)
+
+
+@pytest.fixture(scope="package")
+def plain(bench: Bench) -> Any:
+    return serve(bench.engine(None), eight())
+
+
+@pytest.fixture(scope="package")
+def specials(bench: Bench) -> tuple[list[tuple[list[int], SamplingParams]], Any]:
+    def ids(params: SamplingParams) -> list[int]:
+        return token_ids(serve(bench.engine(None), [(prompt(14, 6), params)]))["0"]
+
+    plain = ids(SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
+    words = [(63,), tuple(plain[1:3])]
+    words.append(tuple(ids(banning(*words))[5:8]))
+    banned = ids(banning(*words))
+    # Two bans of several tokens are met, each once its first tokens are there.
+    assert banned[:2] == plain[:2] and banned[2] != plain[2] and banned[5:7] == list(words[2][:2])
+    requests = [(prompt(14, 6), params) for params in special(plain, banning(*words)).values()]
+    return requests, serve(bench.engine(None), requests)

@@ -2,18 +2,21 @@
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from jaxinfer.config import CacheConfig, EngineConfig, RunnerConfig, SchedulerConfig, SpeculationConfig
+from jaxinfer.engine.draft import Draft
 from jaxinfer.engine.outputs import RequestOutput
+from jaxinfer.engine.request import Request
 from jaxinfer.engine.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.runner.runner import ModelRunner
 from jaxinfer.speculation.ngram import NgramProposer
-from tests.speculation.conftest import Bench, make_bench
+from tests.speculation.conftest import Bench, Guesses, make_bench
 
 V, PROMPT = 8, [3, 1, 4, 1, 5]
 
@@ -131,6 +134,49 @@ def triples(bench: Bench, proposer: Any, params: SamplingParams, requests: int) 
     return np.bincount(drawn @ [64, 8, 1], minlength=512), stats.acceptance_length
 
 
+def check_triples(bench: Bench, proposer: Any, model: ModelConfig, setting: str, requests: int, n: int) -> None:
+    params = SamplingParams(
+        n=n, max_tokens=5, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY, **SETTINGS[setting]
+    )
+    counts, acceptance = triples(bench, proposer, params, requests)
+    probability = exact(model, bench.params, params)
+    assert probability.sum() == pytest.approx(1.0)
+    assert 1.05 < acceptance < 3.0  # some guesses are right and some are wrong
+    assert counts[probability == 0.0].sum() == 0
+    assert p_value(counts, probability * requests * n) > 0.001
+
+
+class Trees(Guesses):
+    """Random trees of three tokens: all in a row, two and one behind the first, and so on."""
+
+    def propose(self, rows: Sequence[tuple[Request, int]]) -> list[Draft]:
+        return [self._tree(min(count, 3)) for _, count in rows]
+
+    def _tree(self, count: int) -> Draft:
+        parents = tuple(int(self._rng.integers(-1, index)) if index else -1 for index in range(count))
+        return Draft(tuple(self._rng.integers(0, V, count).tolist()), parents=parents)
+
+
+@pytest.fixture(scope="module")
+def trees_of_64(eight_tokens: ModelConfig, random_params: Callable[..., Any]) -> Bench:
+    config = EngineConfig(
+        eight_tokens,
+        CacheConfig(block_size=4, num_blocks=400),
+        SchedulerConfig(64, 256, 32, token_buckets=(256,)),
+        RunnerConfig(enforce_eager=True),
+        speculation=SpeculationConfig(3, max_running=64, tree_depth=3),
+    )
+    params = random_params(eight_tokens, seed=11, scale=0.15)
+    return Bench(config, ModelRunner(config, params), None, params)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(("requests", "n"), [(1, 1_500), pytest.param(2, 10_000, marks=pytest.mark.slow)])
+def test_triples_of_trees(trees_of_64: Bench, eight_tokens: ModelConfig, setting: str, requests: int, n: int) -> None:
+    """What is accepted of certain guesses is what was drawn: no rejection sampling is needed."""
+    check_triples(trees_of_64, Trees(), eight_tokens, setting, requests, n)
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("method", ["draft model", "ngram"])
 @pytest.mark.parametrize(("requests", "n"), [(1, 1_500), pytest.param(2, 10_000, marks=pytest.mark.slow)])
@@ -146,15 +192,7 @@ def test_triples(
     proposer: Any = NgramProposer(1, 3)
     if method == "draft model":
         proposer = bench_of_64.drafter(random_params(eight_tokens, seed=12, scale=0.15))
-    params = SamplingParams(
-        n=n, max_tokens=5, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY, **SETTINGS[setting]
-    )
-    counts, acceptance = triples(bench_of_64, proposer, params, requests)
-    probability = exact(eight_tokens, bench_of_64.params, params)
-    assert probability.sum() == pytest.approx(1.0)
-    assert 1.05 < acceptance < 3.0  # some guesses are right and some are wrong
-    assert counts[probability == 0.0].sum() == 0
-    assert p_value(counts, probability * requests * n) > 0.001
+    check_triples(bench_of_64, proposer, eight_tokens, setting, requests, n)
 
 
 def test_the_test_can_fail(eight_tokens: ModelConfig, bench_of_64: Bench) -> None:

@@ -9,13 +9,17 @@ from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.speculation.ngram import NgramProposer
 from jaxinfer.speculation.proposer import Proposer
-from tests.speculation.conftest import EOS, Bench, Guesses, eight, prompt, serve, summary, token_ids
-
-
-@pytest.fixture(scope="module")
-def plain(bench: Bench) -> Any:
-    return serve(bench.engine(None), eight())
-
+from tests.speculation.conftest import (
+    EOS,
+    Bench,
+    Guesses,
+    assert_same_logprobs,
+    eight,
+    prompt,
+    serve,
+    summary,
+    token_ids,
+)
 
 Make = Callable[[str, Any], Proposer]
 
@@ -69,45 +73,6 @@ def test_in_a_small_pool_and_alone(bench: Bench, make: Make, plain: Any, name: s
         assert token_ids(alone)["0"] == token_ids(plain)[str(index)]
 
 
-def banning(*words: tuple[int, ...]) -> SamplingParams:
-    """Bad words by their ids, for an engine without a tokenizer. The bias lets the sampler draw."""
-    params = SamplingParams(temperature=0, max_tokens=24, logit_bias={63: -1.0})
-    params.bad_words_token_ids = words
-    return params
-
-
-def special(plain: list[int], bans: SamplingParams) -> dict[str, SamplingParams]:
-    """Field case 1; `plain` are the ids without any of it."""
-    return {
-        "repetition": SamplingParams(temperature=0, repetition_penalty=1.5, max_tokens=24),
-        "frequency": SamplingParams(temperature=0, frequency_penalty=2.0, max_tokens=24, logprobs=3),
-        "presence": SamplingParams(temperature=0.8, seed=4, presence_penalty=1.5, max_tokens=24),
-        "bias": SamplingParams(temperature=0, logit_bias={plain[3]: -100.0}, max_tokens=24),
-        "bad words": bans,
-        "min_tokens": SamplingParams(temperature=0, min_tokens=12, stop_token_ids=plain[2:4], max_tokens=24),
-        "allowed": SamplingParams(temperature=0, allowed_token_ids=list(range(2, 20)), max_tokens=24),
-        "min_p": SamplingParams(temperature=1.0, seed=7, min_p=0.3, max_tokens=24),
-        "top_p": SamplingParams(temperature=0.7, seed=8, top_k=5, top_p=0.8, max_tokens=24),
-        "logprobs": SamplingParams(temperature=0, logprobs=3, repetition_penalty=1.2, prompt_logprobs=1, max_tokens=24),
-        "samples": SamplingParams(temperature=0.9, seed=3, n=3, frequency_penalty=0.5, logprobs=1, max_tokens=16),
-    }
-
-
-@pytest.fixture(scope="module")
-def specials(bench: Bench) -> tuple[list[tuple[list[int], SamplingParams]], Any]:
-    def ids(params: SamplingParams) -> list[int]:
-        return token_ids(serve(bench.engine(None), [(prompt(14, 6), params)]))["0"]
-
-    plain = ids(SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
-    words = [(63,), tuple(plain[1:3])]
-    words.append(tuple(ids(banning(*words))[5:8]))
-    banned = ids(banning(*words))
-    # Two bans of several tokens are met, each once its first tokens are there.
-    assert banned[:2] == plain[:2] and banned[2] != plain[2] and banned[5:7] == list(words[2][:2])
-    requests = [(prompt(14, 6), params) for params in special(plain, banning(*words)).values()]
-    return requests, serve(bench.engine(None), requests)
-
-
 @pytest.mark.parametrize("name", ["ngram", "same draft", "other draft", "half right"])
 def test_every_sampling_parameter_sees_the_draft_before_its_position(
     bench: Bench, make: Make, specials: Any, name: str
@@ -117,19 +82,6 @@ def test_every_sampling_parameter_sees_the_draft_before_its_position(
     assert summary(served) == summary(expected)
     for request_id, output in served.items():
         assert_same_logprobs(output, expected[request_id])
-
-
-def assert_same_logprobs(output: Any, expected: Any) -> None:
-    """Field case 24: one entry for each token, the drawn one in it, as plain decoding has them."""
-    for sample, other in zip(output.outputs, expected.outputs, strict=True):
-        assert (sample.logprobs is None) == (other.logprobs is None)
-        for token, entry, reference in zip(
-            sample.token_ids, sample.logprobs or [], other.logprobs or [], strict=sample.logprobs is not None
-        ):
-            assert token in entry and entry.keys() == reference.keys()
-            for key, value in entry.items():
-                assert value.rank == reference[key].rank
-                assert value.logprob == pytest.approx(reference[key].logprob, abs=1e-3)
 
 
 def test_ends_inside_an_accepted_run_cut_where_plain_decoding_does(bench: Bench) -> None:
