@@ -26,23 +26,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--quantization", help="as for the engine, int8_w8a8 for example")
-    parser.add_argument("--draft", default="ngram", help="a draft model, or ngram")
+    parser.add_argument("--draft", default="ngram", help="a draft model, ngram, or lookahead")
     parser.add_argument("--tokens", default="5", help="tokens guessed at a time, or auto")
+    parser.add_argument("--window", type=int, nargs=3, metavar=("W", "N", "G"), help="of lookahead")
     parser.add_argument("--length", type=int, default=96, help="tokens generated for each prompt")
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     options = parser.parse_args(arguments)
     prompts = json.loads(options.prompts.read_text())
-    tokens = options.tokens if options.tokens == "auto" else int(options.tokens)
     engine = {"quantization": options.quantization, **SIZES}
     plain_ids, plain = measure(LLM(options.model, **engine), prompts, options.length)
-    guess = {"speculative_model": options.draft, "num_speculative_tokens": tokens}
-    ids, fast = measure(LLM(options.model, **engine, **guess), prompts, options.length)
+    ids, fast = measure(LLM(options.model, **engine, **method(options)), prompts, options.length)
     print(f"{len(prompts)} prompts, {sum(map(len, ids))} tokens")
     same = sum(one == other for one, other in zip(ids, plain_ids, strict=True))
     for name, line in (("plain", plain), ("speculation", fast)):
         print(f"{name:12} {line['tokens_a_step']:.2f} tokens a step, {line['seconds']:.1f} s")
     print(f"{same} of {len(ids)} outputs are the same; {plain['seconds'] / fast['seconds']:.2f} times as fast")
     print(f"accepted by position: {', '.join(f'{rate:.2f}' for rate in fast['rates'])}")
+
+
+def method(options: argparse.Namespace) -> dict[str, Any]:
+    """The engine's arguments for the method."""
+    if options.draft != "lookahead":
+        tokens = options.tokens if options.tokens == "auto" else int(options.tokens)
+        return {"speculative_model": options.draft, "num_speculative_tokens": tokens}
+    names = ("window_size", "ngram_size", "guess_set_size")
+    return {"speculative_config": {"method": "lookahead"} | dict(zip(names, options.window or (), strict=False))}
 
 
 def measure(llm: LLM, prompts: list[str], length: int) -> tuple[list[list[int]], dict[str, Any]]:

@@ -6,6 +6,7 @@ from jaxinfer.checkpoint.checkpoint import Checkpoint
 from jaxinfer.config import FeatureKind, SpeculationConfig
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.runner.runner import ModelRunner
+from jaxinfer.speculation.lookahead import LookaheadProposer
 from jaxinfer.speculation.ngram import NgramProposer
 from jaxinfer.speculation.proposer import Proposer
 from jaxinfer.speculation.speculator import Speculator
@@ -63,13 +64,14 @@ def speculation_config(
     if options is None:
         return None
     tokens = options.max_tokens
+    depth = options.lookahead.depth if options.method == "lookahead" else 0
     step = TOKENS_OF_A_CPU_STEP if platform == "cpu" else TOKENS_OF_A_GPU_STEP
     return SpeculationConfig(
         num_tokens=tokens,
         is_adaptive=options.num_speculative_tokens == "auto",
         max_running=options.disable_by_batch_size or max(1, step // (1 + tokens)),
         keeps_probabilities=options.method == "draft_model",
-        tree_depth=0 if guesser is None else guesser.tree_depth(tokens),
+        tree_depth=depth if guesser is None else guesser.tree_depth(tokens),
         features=_FEATURES.get(options.method) if options.method is not None else None,
     )
 
@@ -111,6 +113,8 @@ def make_speculation(
         proposer, weights = make_draft(guesser, runner, progress)
     elif isinstance(guesser, Medusa):
         proposer, weights = make_medusa(guesser, options, runner)
+    elif options.method == "lookahead":
+        proposer = LookaheadProposer(options.lookahead, options.pool_from_prompt is not False)
     else:
         proposer = NgramProposer(*options.lookup)
     return MadeSpeculation(Speculator(config.speculation, proposer), weights)

@@ -8,10 +8,11 @@ from typing import Any, Literal, get_args
 
 from jaxinfer.config import require_positive
 from jaxinfer.speculation.candidate_tree import Choices, check_choices
+from jaxinfer.speculation.lookahead import LookaheadShape
 
-SpeculationMethod = Literal["ngram", "draft_model", "medusa"]
+SpeculationMethod = Literal["ngram", "lookahead", "draft_model", "medusa"]
 METHODS: tuple[SpeculationMethod, ...] = get_args(SpeculationMethod)
-_UNBUILT_METHODS = ("lookahead", "eagle", "eagle3", "mtp", "suffix", "mlp_speculator", "deepseek_mtp")
+_UNBUILT_METHODS = ("eagle", "eagle3", "mtp", "suffix", "mlp_speculator", "deepseek_mtp")
 _NGRAM_NAMES = ("ngram", "[ngram]")
 DEFAULT_TOKENS = 5
 AUTO_TOKENS = 7
@@ -23,13 +24,17 @@ class SpeculativeOptions:
     """Entries of `speculative_config`.
 
     Args:
-        method: "ngram", "draft_model" or "medusa"; where it is None, the second if `model` is given.
+        method: "ngram", "lookahead", "draft_model" or "medusa"; where it is None, "draft_model" if `model` is given.
         model: the draft model: folder, GGUF file, Hub id or built-in name. "ngram" here means the method, as in vLLM.
             Of "medusa": the folder (or Hub id) of the heads.
         num_speculative_tokens: tokens guessed for a request in a step, at most, in a tree all its nodes; "auto" adapts
             their number to what was right so far, up to 7. Where it is None: the nodes of `medusa_choices`, or 5.
         prompt_lookup_max: of "ngram": tokens at the end that are looked for in what came before, at most.
         prompt_lookup_min: of "ngram": at least so many of them have to have occurred.
+        window_size: of "lookahead": W, columns that are computed ahead; 4.
+        ngram_size: of "lookahead": N, tokens of an n-gram; 5. N - 1 of them are guessed.
+        guess_set_size: of "lookahead": G, n-grams that are kept for each first token, and verified in a step; 4.
+        pool_from_prompt: of "lookahead": whether the n-grams of prompt and output are known as well; True.
         disable_by_batch_size: with more running requests than this nothing is guessed. Where it is None: as many as
             keep a step that verifies at 64 tokens on a CPU and at 256 elsewhere.
         quantization: how the draft model's weights are stored, as the engine's option of that name.
@@ -48,6 +53,10 @@ class SpeculativeOptions:
     num_speculative_tokens: int | str | None = None
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
+    window_size: int | None = None
+    ngram_size: int | None = None
+    guess_set_size: int | None = None
+    pool_from_prompt: bool | None = None
     disable_by_batch_size: int | None = None
     quantization: str | None = None
     quantization_config: Mapping[str, Any] | None = None
@@ -60,6 +69,8 @@ class SpeculativeOptions:
     @property
     def max_tokens(self) -> int:
         """Tokens of a draft, at most."""
+        if self.method == "lookahead":
+            return self.lookahead.tokens
         tokens = self.num_speculative_tokens
         if tokens is None:
             return DEFAULT_TOKENS if self.choices is None else len(self.choices)
@@ -71,6 +82,13 @@ class SpeculativeOptions:
         return None if self.medusa_choices is None else check_choices(self.medusa_choices)
 
     @property
+    def lookahead(self) -> LookaheadShape:
+        """The shape of "lookahead"."""
+        sizes = (self.window_size, self.ngram_size, self.guess_set_size)
+        given = zip(sizes, DEFAULT_LOOKAHEAD, strict=True)
+        return LookaheadShape(*(default if size is None else size for size, default in given))
+
+    @property
     def lookup(self) -> tuple[int, int]:
         """Shortest and longest match of "ngram"."""
         longest = self.prompt_lookup_max or max(DEFAULT_LOOKUP[1], self.prompt_lookup_min or 0)
@@ -78,6 +96,8 @@ class SpeculativeOptions:
 
 
 DEFAULT_LOOKUP = (2, 5)
+DEFAULT_LOOKAHEAD = (4, 5, 4)
+"""W, N and G: with the known token they make a step of 32."""
 
 
 def speculative_options(
@@ -141,6 +161,8 @@ def _check_numbers(options: SpeculativeOptions) -> None:
     for name in ("prompt_lookup_max", "prompt_lookup_min", "disable_by_batch_size"):
         if getattr(options, name) is not None:
             require_positive(name, getattr(options, name))
+    if options.pool_from_prompt is not None and not isinstance(options.pool_from_prompt, bool):
+        raise TypeError(f"pool_from_prompt={options.pool_from_prompt!r} must be True or False")
     shortest, longest = options.lookup
     if shortest > longest:
         raise ValueError(f"prompt_lookup_min={shortest} exceeds prompt_lookup_max={longest}; lower it")
@@ -161,6 +183,10 @@ _USED_BY: Mapping[str, tuple[SpeculationMethod, ...]] = MappingProxyType(
         "quantization_config": ("draft_model",),
         "prompt_lookup_max": ("ngram",),
         "prompt_lookup_min": ("ngram",),
+        "window_size": ("lookahead",),
+        "ngram_size": ("lookahead",),
+        "guess_set_size": ("lookahead",),
+        "pool_from_prompt": ("lookahead",),
         "medusa_choices": ("medusa",),
     }
 )
@@ -174,7 +200,12 @@ def _check_uses(options: SpeculativeOptions) -> None:
             raise ValueError(f"{name} is not of the speculative method {options.method!r}; leave it out")
     if options.method == "medusa" and (options.params is None) == (options.model is None):
         raise ValueError("the speculative method 'medusa' needs the heads: give their folder as model, or params")
-    _ = options.choices
+    _ = options.choices, options.lookahead
+    if options.method == "lookahead" and options.num_speculative_tokens not in (None, options.lookahead.tokens):
+        raise ValueError(
+            f"num_speculative_tokens={options.num_speculative_tokens!r}: of 'lookahead' it is (window_size + "
+            f"guess_set_size) * (ngram_size - 1) - 1 = {options.lookahead.tokens}; change these, and leave it out"
+        )
     if options.method == "draft_model":
         if (options.params is None) == (options.model is None):
             raise ValueError("the speculative method 'draft_model' needs a model, or params with model_config")

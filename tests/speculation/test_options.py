@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from jaxinfer.speculation.lookahead import LookaheadShape
 from jaxinfer.startup.args import EngineArgs
+from jaxinfer.startup.speculation import speculation_config
 
 
 def options(**arguments: Any) -> Any:
@@ -36,6 +38,19 @@ def test_a_draft_model_and_the_defaults() -> None:
     assert options(speculative_model="small", num_speculative_tokens="auto").max_tokens == 7
 
 
+def test_lookahead() -> None:
+    """Tokens of a draft: W (N - 1) - 1 of the window and G (N - 1) of the guesses."""
+    made = options(speculative_config={"method": "lookahead"})
+    assert (made.lookahead, made.max_tokens) == (LookaheadShape(4, 5, 4), 31)
+    sizes = {"window_size": 15, "ngram_size": 5, "guess_set_size": 15}
+    made = options(speculative_config={"method": "lookahead", **sizes}, num_speculative_tokens=119)
+    assert made.max_tokens == made.lookahead.tokens == 119
+    config = speculation_config(made, None, "gpu")
+    assert config is not None and (config.num_tokens, config.tree_depth, config.max_running) == (119, 17, 2)
+    with pytest.raises(TypeError, match="pool_from_prompt=1"):
+        options(speculative_config={"method": "lookahead", "pool_from_prompt": 1})
+
+
 def test_lookup_lengths() -> None:
     for given, expected in (({"prompt_lookup_max": 3}, (2, 3)), ({"prompt_lookup_max": 1}, (1, 1))):
         assert options(speculative_config={"method": "ngram", **given}).lookup == expected
@@ -61,6 +76,11 @@ def test_lookup_lengths() -> None:
         ({"method": "ngram", "num_speculative_tokens": "many"}, "'many'.*'auto'"),
         ({"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 3}, "prompt_lookup_min=4"),
         ({"method": "ngram", "prompt_lookup_max": 0}, "prompt_lookup_max=0"),
+        ({"method": "lookahead", "ngram_size": 1}, "ngram_size=1"),
+        ({"method": "lookahead", "window_size": 0}, "window_size=0"),
+        ({"method": "lookahead", "num_speculative_tokens": 5}, "num_speculative_tokens=5.*= 31"),
+        ({"method": "lookahead", "num_speculative_tokens": "auto"}, "num_speculative_tokens='auto'"),
+        ({"method": "ngram", "window_size": 3}, "window_size is not of"),
         ({"method": "ngram", "disable_by_batch_size": 0}, "disable_by_batch_size=0"),
         ({"method": "ngram", "model": "small"}, "model is not of"),
         ({"model": "small", "prompt_lookup_max": 3}, "prompt_lookup_max is not of"),

@@ -49,14 +49,17 @@ class Device:
     num_compiled: int = 0
     num_moved: int = 0
 
-    def execute(self, plan: StepPlan) -> "Pending":
+    def change(self, copies: Sequence[tuple[int, int]], moves: Sequence[tuple[int, int]]) -> None:
         size = self.config.cache.block_size
-        for target, contents in [(target, self.pool.get(source, ())) for source, target in plan.moves]:
+        for target, contents in [(target, self.pool.get(source, ())) for source, target in moves]:
             self.pool[target] = contents
             self.num_moved += 1
-        for source, target in plan.copies:
+        for source, target in copies:
             for offset in range(size):
                 self.pool[target * size + offset] = self.pool.get(source * size + offset, ())
+
+    def execute(self, plan: StepPlan) -> "Pending":
+        self.change(plan.copies, plan.moves)
         news = [self.write(row) for row in plan.rows]
         return Pending(StepResult(tuple(map(self.result, plan.rows, news)), 0.0))
 
