@@ -169,6 +169,28 @@ class EagleTree:
 
 
 @dataclass(frozen=True)
+class TypicalAcceptance:
+    """LOSSY: random requests keep guesses that are typical of the model's distribution, although it drew other tokens
+    (arXiv:2401.10774, section 2.3.2): those with a probability above ``min(threshold, alpha * exp(-entropy))``.
+
+    Args:
+        posterior_threshold: above 0 and below 1.
+        posterior_alpha: above 0.
+    """
+
+    posterior_threshold: float = 0.09
+    posterior_alpha: float = 0.3
+
+    def __post_init__(self) -> None:
+        for name, limit in (("posterior_threshold", 1.0), ("posterior_alpha", float("inf"))):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(f"{name}={value!r} must be a number")
+            if not 0 < value < limit:
+                raise ValueError(f"{name}={value} must be above 0" + (" and below 1" if limit == 1 else ""))
+
+
+@dataclass(frozen=True)
 class SpeculationConfig:
     """How far ahead the engine guesses, and when it does.
 
@@ -183,6 +205,7 @@ class SpeculationConfig:
         tree_depth: drafts may be trees whose deepest token is at most so far behind the last known one; 0 for chains
             of `num_tokens`. A tree's tokens are certain.
         eagle: of "eagle" features, the head that is given them.
+        typical: a lossy rule by which trees are accepted; None accepts what plain decoding draws.
     """
 
     num_tokens: int
@@ -192,6 +215,7 @@ class SpeculationConfig:
     features: FeatureKind | None = None
     tree_depth: int = 0
     eagle: EagleTree | None = None
+    typical: TypicalAcceptance | None = None
 
     def __post_init__(self) -> None:
         require_positive("num_speculative_tokens", self.num_tokens)
@@ -199,6 +223,8 @@ class SpeculationConfig:
             raise ValueError(f"tree_depth={self.tree_depth} must be 0 to num_speculative_tokens={self.num_tokens}")
         if self.tree_depth and self.keeps_probabilities:
             raise ValueError("keeps_probabilities=True is for chains; leave it out where drafts are trees")
+        if self.typical is not None and not self.tree_depth:
+            raise ValueError("typical acceptance is for trees of certain guesses; leave it out")
         require_positive("disable_by_batch_size", self.max_running)
 
     def feature_spec(self, model: ModelConfig, dtype: str) -> FeatureSpec | None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jaxinfer.config import TypicalAcceptance
 from jaxinfer.engine.plan import ScheduledRow
 from jaxinfer.engine.request import Request
 from jaxinfer.runner.tree_rows import num_words, tree_bits
@@ -26,6 +27,7 @@ class StepSpec:
         num_drafts: K, tokens of a draft before a row that the sampler knows of at most.
         keeps_probabilities: the sampler decides about drafts that were drawn.
         tree_width: Qmax, new tokens of a row whose draft is a tree, at most; 0 without trees.
+        typical: the lossy rule that decides what holds of trees; None for none.
     """
 
     num_tokens: int
@@ -36,6 +38,7 @@ class StepSpec:
     num_drafts: int = 0
     keeps_probabilities: bool = False
     tree_width: int = 0
+    typical: TypicalAcceptance | None = None
 
 
 class StepInput(NamedTuple):
@@ -74,7 +77,11 @@ def input_shapes(spec: StepSpec) -> tuple[tuple[int, ...], ...]:
     """The shape of every field of a StepInput, in the order in which they are packed."""
     t, b = (spec.num_tokens,), spec.num_rows
     r = spec.num_logits or b
-    fields = NUM_FIELDS + num_packed_rows(spec.num_drafts, spec.keeps_probabilities) if spec.sampler else 1
+    fields = (
+        NUM_FIELDS + num_packed_rows(spec.num_drafts, spec.keeps_probabilities, spec.typical is not None)
+        if spec.sampler
+        else 1
+    )
     none: tuple[int, ...] = (0,)
     offsets, tree = (t, (*t, num_words(spec.tree_width))) if spec.tree_width else (none, none)
     return t, t, t, t, (r,), (b + 1,), (b,), (b, spec.table_width), (fields, r), offsets, tree

@@ -126,7 +126,8 @@ class Programs:
         if tree_width and widest > rows:
             logits = widest
         drafts, keeps = (speculation.depth, speculation.keeps_probabilities) if sampler else (0, False)
-        return StepSpec(bucket, rows, table_width(config), sampler, logits, drafts, keeps, tree_width)
+        typical = speculation.typical if sampler else None
+        return StepSpec(bucket, rows, table_width(config), sampler, logits, drafts, keeps, tree_width, typical)
 
     @property
     def num_compiled(self) -> int:

@@ -54,7 +54,8 @@ class ModelRunner:
         draft_blocks = -(-guess.num_tokens // config.cache.block_size) if guess else 0
         self._tables = BlockTables(scheduler.max_num_seqs, table_width(config), draft_blocks)
         custom = bool(config.runner.logits_processors)
-        self._slots = SlotTable(scheduler.max_num_seqs, model.vocab_size, custom, depth, keeps)
+        is_typical = guess is not None and guess.typical is not None
+        self._slots = SlotTable(scheduler.max_num_seqs, model.vocab_size, custom, depth, keeps, is_typical)
         self._programs = Programs(config, params, self.kv, self._state, self.placement)
         self._head_leaves: tuple[jax.Array, ...] = ()
         self._last_ready = 0.0

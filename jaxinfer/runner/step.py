@@ -191,8 +191,19 @@ def make_forward_step(
             results = jnp.stack([drawn, finite.astype(jnp.int32)])
             return StepOutput(results, None, kv, state._replace(last_tokens=last_tokens))
         batch = SamplingBatch.unpack(step.sampling[:NUM_FIELDS])
-        drafts = DraftRows.unpack(step.sampling[NUM_FIELDS:], spec.num_drafts, drafted) if spec.num_drafts else None
-        output, state = sample(logits, batch, state, processors=processors, num_logprobs=num_logprobs, drafts=drafts)
+        drafts = None
+        if spec.num_drafts:
+            packed_drafts = step.sampling[NUM_FIELDS:]
+            drafts = DraftRows.unpack(packed_drafts, spec.num_drafts, drafted, spec.typical is not None)
+        output, state = sample(
+            logits,
+            batch,
+            state,
+            processors=processors,
+            num_logprobs=num_logprobs,
+            drafts=drafts,
+            typical=spec.typical if spec.tree_width else None,
+        )
         return StepOutput(pack_output(output), logits, kv, state)
 
     return forward_step

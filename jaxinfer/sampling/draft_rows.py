@@ -5,6 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.sampling.typical import GuessedRows
+
 
 class DrawnDrafts(NamedTuple):
     """Tokens that drafts were drawn as, and with what.
@@ -27,16 +29,22 @@ class DraftRows(NamedTuple):
         token: as in `DrawnDrafts`; None where drafts are never drawn.
         place: int32[R], where its distribution is kept. None likewise.
         drafted: float32[D, V], the kept distributions, as logits (-inf what is left out). None likewise.
+        guessed: the trees, where a lossy rule decides what holds of them; None elsewhere.
     """
 
     prefix: jax.Array
     token: jax.Array | None = None
     place: jax.Array | None = None
     drafted: jax.Array | None = None
+    guessed: GuessedRows | None = None
 
     @classmethod
-    def unpack(cls, packed: jax.Array, num_drafts: int, drafted: jax.Array | None) -> "DraftRows":
-        """From int32[num_packed_rows(...), R], the first three attributes in their order."""
+    def unpack(
+        cls, packed: jax.Array, num_drafts: int, drafted: jax.Array | None, is_typical: bool = False
+    ) -> "DraftRows":
+        """From int32[num_packed_rows(...), R]: the prefix, and then token and place, or the two of `GuessedRows`."""
+        if is_typical:
+            return cls(packed[:num_drafts], guessed=GuessedRows(packed[num_drafts], packed[num_drafts + 1]))
         if drafted is None:
             return cls(packed)
         return cls(packed[:num_drafts], packed[num_drafts], packed[num_drafts + 1], drafted)
@@ -54,6 +62,6 @@ class DraftRows(NamedTuple):
         return counts.at[rows, ids].add(1, mode="drop")
 
 
-def num_packed_rows(num_drafts: int, keeps_probabilities: bool) -> int:
-    """Rows of the matrix that `DraftRows.unpack` reads."""
-    return num_drafts + 2 * keeps_probabilities
+def num_packed_rows(num_drafts: int, keeps_probabilities: bool, is_typical: bool = False) -> int:
+    """Rows of the matrix that `DraftRows.unpack` reads; the two exclude each other."""
+    return num_drafts + 2 * (keeps_probabilities or is_typical)

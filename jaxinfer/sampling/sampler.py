@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxinfer.config import TypicalAcceptance
 from jaxinfer.sampling.batch import SamplingBatch
 from jaxinfer.sampling.draft_rows import DraftRows, DrawnDrafts
 from jaxinfer.sampling.logits import LogitsContext, LogitsProcessor, apply_bias, apply_penalties, keep_candidates
 from jaxinfer.sampling.noise import gumbel_noise
 from jaxinfer.sampling.rejection import rejection_scores
 from jaxinfer.sampling.state import SamplingState, record_tokens
+from jaxinfer.sampling.typical import typical_tokens
 
 CPU_BLOCK = 8
 """Rows perturbed together on the CPU, at most: some arrays of 8 rows of a vocabulary fit its cache."""
@@ -70,6 +72,7 @@ def sample(
     processors: Sequence[LogitsProcessor] = (),
     num_logprobs: int = 0,
     drafts: DraftRows | None = None,
+    typical: TypicalAcceptance | None = None,
 ) -> tuple[SamplerOutput, SamplingState]:
     """Draws a token in every row that draws, and gathers log-probabilities where they are wanted.
 
@@ -83,6 +86,7 @@ def sample(
         processors: custom logits processors, applied in order (static).
         num_logprobs: k of `top_ids` (static), at most V.
         drafts: where steps may verify drafts, the tokens that rows are behind of.
+        typical: a lossy rule by which rows get guesses that follow them (static); None gives them what they draw.
     """
     processed = _process(logits, batch, state, processors, drafts)
     random = batch.draws & (batch.temperature > 0)
@@ -99,6 +103,13 @@ def sample(
         lambda: processed,
     )
     tokens, best = first_largest(scores)
+    if typical is not None and drafts is not None and drafts.guessed is not None:
+        guessed, depth = drafts.guessed, len(drafts.prefix)
+        tokens = lax.cond(
+            jnp.any(random & (guessed.parent >= 0)),
+            lambda: typical_tokens(tokens, _candidates(processed, batch, random), random, guessed, typical, depth),
+            lambda: tokens,
+        )
     logprobs = lax.cond(
         jnp.any(batch.want_logprobs > 0),
         lambda: compute_logprobs(logits, jnp.where(batch.draws, tokens, batch.target), num_logprobs),
@@ -199,11 +210,16 @@ def _apply(processor: LogitsProcessor, logits: jax.Array, context: LogitsContext
 def _perturb(processed: jax.Array, batch: SamplingBatch, random: jax.Array, drawn: DrawnDrafts | None) -> jax.Array:
     """Gumbel-max: the largest of the result is a sample of the filtered softmax, or what rejection sampling decides.
     Rows not `random` stay as they are."""
-    scaled = processed / jnp.where(random, batch.temperature, 1.0)[:, None]
-    candidates = keep_candidates(scaled, batch.top_k, batch.top_p, batch.min_p, random)
+    candidates = _candidates(processed, batch, random)
     noise = gumbel_noise(batch.seed_lo, batch.seed_hi, batch.child_index, batch.position, processed.shape[1])
     scores = candidates + noise if drawn is None else rejection_scores(candidates, noise, batch, drawn)
     return jnp.where(random[:, None], scores, processed)
+
+
+def _candidates(processed: jax.Array, batch: SamplingBatch, random: jax.Array) -> jax.Array:
+    """float32[R, V], scaled, -inf for what `random` rows may not draw."""
+    scaled = processed / jnp.where(random, batch.temperature, 1.0)[:, None]
+    return keep_candidates(scaled, batch.top_k, batch.top_p, batch.min_p, random)
 
 
 def _perturb_in_blocks(

@@ -55,6 +55,7 @@ class SlotTable:
             rows then need the sampler and keep counts.
         num_drafts: K, tokens of a draft that follow one another, at most; 0 for no drafts.
         keeps_probabilities: drafts may be drawn.
+        is_typical: a lossy rule decides what holds of drafts.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class SlotTable:
         custom_processors: bool = False,
         num_drafts: int = 0,
         keeps_probabilities: bool = False,
+        is_typical: bool = False,
     ) -> None:
         self.num_slots = num_slots
         self.vocab_size = vocab_size
@@ -74,7 +76,8 @@ class SlotTable:
         self._bias_keys: list[BiasKey | None] = [None] * num_slots
         self._watched: set[int] = set()
         self._num_drafts = num_drafts
-        self._draft_fields = num_packed_rows(num_drafts, keeps_probabilities)
+        self._draft_fields = num_packed_rows(num_drafts, keeps_probabilities, is_typical)
+        self._is_typical = is_typical
         self._num_counted: dict[int, int] = {}
 
     def prepare(self, rows: Sequence[ScheduledRow], num_rows: int) -> SlotInputs:
@@ -144,6 +147,12 @@ class SlotTable:
                 place = row.draft.lane * self._num_drafts
                 packed[NUM_FIELDS + self._num_drafts, first : first + len(draft)] = draft
                 packed[NUM_FIELDS + self._num_drafts + 1, first : first + len(draft)] = range(place, place + len(draft))
+            if self._is_typical:
+                parents, tokens = packed[NUM_FIELDS + self._num_drafts :]
+                parents[first + 1 : first + 1 + len(draft)] = [
+                    first + 1 + row.draft.parent(index) for index in range(len(draft))
+                ]
+                tokens[first + 1 : first + 1 + len(draft)] = draft
             if row.request.slot in self._watched:
                 for index, key in enumerate(_bias_keys(row, row.start + 1)):
                     packed[FIELD["use_bias"], first + index] = key is not None

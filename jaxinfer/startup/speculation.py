@@ -72,6 +72,7 @@ def speculation_config(
         max_running=options.disable_by_batch_size or max(1, step // (1 + tokens)),
         keeps_probabilities=options.method == "draft_model",
         tree_depth=depth if guesser is None else guesser.tree_depth(tokens),
+        typical=options.typical,
         features=_FEATURES.get(options.method) if options.method is not None else None,
     )
 

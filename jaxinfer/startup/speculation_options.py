@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from jaxinfer.config import require_positive
+from jaxinfer.config import TypicalAcceptance, require_positive
 from jaxinfer.speculation.candidate_tree import Choices, check_choices
 from jaxinfer.speculation.lookahead import LookaheadShape
 
@@ -45,6 +45,11 @@ class SpeculativeOptions:
         medusa_choices: of "medusa": a tree of a fixed shape, as the paths of its nodes: [[0], [1], [0, 0]] is the first
             and second guess of the first head, and the first of the second head behind the former. Where it is None,
             each tree has the nodes with the highest products of probability.
+        acceptance: of "medusa": "exact" changes no output. "typical" is LOSSY: random requests, seeded or not, keep
+            guesses that are typical of what the model might say (arXiv:2401.10774, section 2.3.2), so that their
+            outputs depend on the guesses and do not follow the model's distribution; greedy ones stay exact.
+        posterior_threshold: of "typical": guesses above this probability are kept (0.09),
+        posterior_alpha: or above this share of ``exp(-entropy)`` of the distribution, if that is less (0.3).
         draft_tensor_parallel_size: 1.
     """
 
@@ -64,7 +69,22 @@ class SpeculativeOptions:
     params: Any = None
     model_config: Any = None
     medusa_choices: Sequence[Sequence[int]] | None = None
+    acceptance: str = "exact"
+    posterior_threshold: float | None = None
+    posterior_alpha: float | None = None
     draft_tensor_parallel_size: int = 1
+
+    @property
+    def typical(self) -> TypicalAcceptance | None:
+        """The lossy rule that was asked for."""
+        if self.acceptance == "exact":
+            return None
+        defaults = TypicalAcceptance()
+        threshold, alpha = self.posterior_threshold, self.posterior_alpha
+        return TypicalAcceptance(
+            defaults.posterior_threshold if threshold is None else threshold,
+            defaults.posterior_alpha if alpha is None else alpha,
+        )
 
     @property
     def max_tokens(self) -> int:
@@ -188,6 +208,8 @@ _USED_BY: Mapping[str, tuple[SpeculationMethod, ...]] = MappingProxyType(
         "guess_set_size": ("lookahead",),
         "pool_from_prompt": ("lookahead",),
         "medusa_choices": ("medusa",),
+        "posterior_threshold": ("medusa",),
+        "posterior_alpha": ("medusa",),
     }
 )
 """Entries that only some methods have."""
@@ -206,8 +228,18 @@ def _check_uses(options: SpeculativeOptions) -> None:
             f"num_speculative_tokens={options.num_speculative_tokens!r}: of 'lookahead' it is (window_size + "
             f"guess_set_size) * (ngram_size - 1) - 1 = {options.lookahead.tokens}; change these, and leave it out"
         )
+    _check_acceptance(options)
     if options.method == "draft_model":
         if (options.params is None) == (options.model is None):
             raise ValueError("the speculative method 'draft_model' needs a model, or params with model_config")
         if (options.params is None) != (options.model_config is None):
             raise ValueError("live params of a draft model come with model_config=ModelConfig(...), and only they do")
+
+
+def _check_acceptance(options: SpeculativeOptions) -> None:
+    if options.acceptance not in ("exact", "typical"):
+        raise ValueError(f"acceptance={options.acceptance!r} must be 'exact' or 'typical', which is lossy")
+    if options.acceptance == "typical" and options.method != "medusa":
+        raise ValueError(f"acceptance='typical' is not of the speculative method {options.method!r}; leave it out")
+    if options.typical is None and (options.posterior_threshold, options.posterior_alpha) != (None, None):
+        raise ValueError("posterior_threshold and posterior_alpha are of acceptance='typical', which is lossy")

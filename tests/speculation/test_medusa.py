@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.config import CacheConfig, EngineConfig, RunnerConfig, SchedulerConfig, SpeculationConfig
+from jaxinfer.config import (
+    CacheConfig,
+    EngineConfig,
+    RunnerConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+    TypicalAcceptance,
+)
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.models.config import ModelConfig
@@ -20,7 +27,7 @@ from jaxinfer.speculation.candidate_tree import check_choices
 from jaxinfer.speculation.medusa import MedusaProposer
 from jaxinfer.speculation.speculator import Speculator
 from tests.speculation.conftest import EOS, eight, prompt, serve, summary, token_ids
-from tests.speculation.test_distribution import PROMPT, SETTINGS, exact, p_value
+from tests.speculation.test_distribution import PROMPT, SETTINGS, exact, naive_logits, p_value
 from tests.speculation.test_lossless import assert_same_logprobs
 
 NODES, DEPTH, SEQS, BLOCKS = 8, 4, 8, 130
@@ -49,13 +56,15 @@ class Served:
         return Engine(config, self.runner, None, eos_token_ids=frozenset({EOS}), speculation=speculator)
 
 
-def served_model(model: ModelConfig, params: Any, seqs: int = SEQS, **sizes: Any) -> Served:
+def served_model(
+    model: ModelConfig, params: Any, seqs: int = SEQS, typical: TypicalAcceptance | None = None, **sizes: Any
+) -> Served:
     config = EngineConfig(
         model,
         CacheConfig(block_size=4, num_blocks=sizes.get("blocks", BLOCKS)),
         SchedulerConfig(seqs, sizes.get("tokens", 80), 128, token_buckets=(sizes.get("tokens", 80),)),
         RunnerConfig(enforce_eager=True),
-        speculation=SpeculationConfig(NODES, max_running=seqs, features="hidden", tree_depth=DEPTH),
+        speculation=SpeculationConfig(NODES, max_running=seqs, features="hidden", tree_depth=DEPTH, typical=typical),
     )
     return Served(config, ModelRunner(config, params), params)
 
@@ -173,13 +182,16 @@ def test_features_are_found_again_and_made_again(scripted: Served) -> None:
     assert engine.stats().num_preemptions > 0 and engine.stats().num_prefix_hits > 0
 
 
+EIGHT_TOKENS = ModelConfig(
+    vocab_size=8, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=128,
+)  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def of_eight_tokens(random_params: Callable[..., Any]) -> Served:
-    model = ModelConfig(
-        vocab_size=8, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128,
-    )  # fmt: skip
-    return served_model(model, random_params(model, seed=11, scale=0.15), seqs=64, blocks=400, tokens=256)
+    params = random_params(EIGHT_TOKENS, seed=11, scale=0.15)
+    return served_model(EIGHT_TOKENS, params, seqs=64, blocks=400, tokens=256)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -208,3 +220,29 @@ def test_prompts_of_one_token(small: Served) -> None:
     requests = [([9], SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)), (prompt(8, 2), eight()[0][1])]
     expected = serve(small.engine(), requests)
     assert summary(serve(small.engine(random_heads(MedusaConfig(32, 64, 3)), 5), requests)) == summary(expected)
+
+
+def test_the_lossy_rule_keeps_more_and_nothing_that_is_filtered_out(of_eight_tokens: Served) -> None:
+    params = of_eight_tokens.params
+    heads = random_heads(MedusaConfig(32, 8, 3), 4)
+    sampling = SamplingParams(
+        n=8, temperature=1.0, seed=1, top_k=3, max_tokens=30, ignore_eos=True, logprobs=1,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )  # fmt: skip
+    greedy = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    lengths = []
+    for model in (of_eight_tokens, served_model(EIGHT_TOKENS, params, typical=TypicalAcceptance())):
+        engine = model.engine(heads, 6)
+        served = serve(engine, [(PROMPT, sampling)])
+        lengths.append(engine.stats().speculation.acceptance_length)
+        drawn = np.array([sample.token_ids for sample in served["0"].outputs])
+        ids = np.concatenate([np.tile(PROMPT, (len(drawn), 1)), drawn], axis=1)
+        shares = naive_logits(EIGHT_TOKENS, params, ids)[:, len(PROMPT) - 1 : -1]
+        ranks = (shares > np.take_along_axis(shares, drawn[..., None], axis=-1)).sum(-1)
+        assert ranks.max() == 2  # top_k=3
+        for sample in served["0"].outputs:
+            assert all(token in entry for token, entry in zip(sample.token_ids, sample.logprobs, strict=True))
+        assert token_ids(serve(model.engine(heads, 6), [(PROMPT, greedy)])) == token_ids(
+            serve(model.engine(), [(PROMPT, greedy)])
+        )
+    assert lengths[1] > lengths[0] + 0.5

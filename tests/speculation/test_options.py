@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from jaxinfer.config import TypicalAcceptance
 from jaxinfer.speculation.lookahead import LookaheadShape
 from jaxinfer.startup.args import EngineArgs
 from jaxinfer.startup.speculation import speculation_config
@@ -69,6 +70,10 @@ def test_lookup_lengths() -> None:
         ({"method": "medusa", "model": "a", "medusa_choices": [[0], [-1]]}, r"\[-1\]; a path"),
         ({"method": "medusa", "model": "a", "medusa_choices": []}, "must be paths"),
         ({"method": "ngram", "medusa_choices": [[0]]}, "medusa_choices is not of"),
+        ({"method": "medusa", "model": "a", "acceptance": "fast"}, "acceptance='fast'.*lossy"),
+        ({"method": "medusa", "model": "a", "posterior_alpha": 0.3}, "acceptance='typical'"),
+        ({"method": "ngram", "acceptance": "typical"}, "not of the speculative method 'ngram'"),
+        ({"method": "medusa", "model": "a", "acceptance": "typical", "posterior_threshold": 1.5}, "below 1"),
         ({"method": "magic"}, "magic.*must be one of"),
         ({"num_speculative_tokens": 3}, "must be one of.*speculative_model"),
         ({"method": "draft_model"}, "needs a model"),
@@ -99,6 +104,14 @@ def test_heads_and_their_trees() -> None:
     made = options(speculative_config={"method": "medusa", "model": "heads", "medusa_choices": [[0], [1], [0, 0]]})
     assert (made.method, made.max_tokens, made.choices) == ("medusa", 3, ((0,), (1,), (0, 0)))
     assert options(speculative_config={"method": "medusa", "model": "heads"}).max_tokens == 5
+
+
+def test_the_lossy_rule_is_asked_for_by_name() -> None:
+    heads = {"method": "medusa", "model": "heads"}
+    assert options(speculative_config=heads).typical is None
+    assert options(speculative_config=heads | {"acceptance": "typical"}).typical == TypicalAcceptance(0.09, 0.3)
+    config = heads | {"acceptance": "typical", "posterior_threshold": 0.2, "posterior_alpha": 0.5}
+    assert options(speculative_config=config).typical == TypicalAcceptance(0.2, 0.5)
 
 
 def test_a_contradiction_between_the_forms() -> None:
