@@ -73,6 +73,18 @@ def test_nothing_is_compiled_after_warm_up(drafting: LLM, plain: list[Any]) -> N
     assert stats is not None and stats.acceptance_rate > 0.9 and stats.draft_seconds > 0.0
 
 
+def test_nothing_is_compiled_after_warm_up_for_trees(live: dict[str, Any], plain: list[Any]) -> None:
+    """Trees of up to 3 tokens, some of which are moved when they hold."""
+    config = {"method": "lookahead", "window_size": 1, "ngram_size": 3, "guess_set_size": 1}
+    with LLM(**live, speculative_config=config) as llm:
+        documented = llm.stats().num_compiled
+        assert summary(generate(llm)) == plain
+        # Step sizes 1 and 8, greedy and sampling, 8 also for trees; two uploads, copy, count, move.
+        assert llm.stats().num_compiled == documented == 6 + 5
+        stats = llm.stats().speculation
+        assert stats is not None and stats.num_draft_tokens > 50
+
+
 def test_a_sleeping_draft_has_no_pool_and_wakes_with_an_empty_one(drafting: LLM, plain: list[Any]) -> None:
     drafting.sleep()
     drafting.wake_up()

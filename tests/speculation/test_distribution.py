@@ -15,6 +15,7 @@ from jaxinfer.engine.request import Request
 from jaxinfer.engine.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.runner.runner import ModelRunner
+from jaxinfer.speculation.lookahead import LookaheadProposer, LookaheadShape
 from jaxinfer.speculation.ngram import NgramProposer
 from tests.speculation.conftest import Bench, Guesses, make_bench
 
@@ -171,10 +172,14 @@ def trees_of_64(eight_tokens: ModelConfig, random_params: Callable[..., Any]) ->
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("method", ["random trees", "lookahead"])
 @pytest.mark.parametrize(("requests", "n"), [(1, 1_500), pytest.param(2, 10_000, marks=pytest.mark.slow)])
-def test_triples_of_trees(trees_of_64: Bench, eight_tokens: ModelConfig, setting: str, requests: int, n: int) -> None:
+def test_triples_of_trees(
+    trees_of_64: Bench, eight_tokens: ModelConfig, method: str, setting: str, requests: int, n: int
+) -> None:
     """What is accepted of certain guesses is what was drawn: no rejection sampling is needed."""
-    check_triples(trees_of_64, Trees(), eight_tokens, setting, requests, n)
+    proposer = Trees() if method == "random trees" else LookaheadProposer(LookaheadShape(1, 3, 1))
+    check_triples(trees_of_64, proposer, eight_tokens, setting, requests, n)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
