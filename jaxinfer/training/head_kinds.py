@@ -29,6 +29,8 @@ from jaxinfer.training.teacher import Teacher
 from jaxinfer.typing import Params
 
 Batches = Iterable[Mapping[str, Any]]
+SMALLEST_SCALE = 0.01
+"""Of a norm that is divided by."""
 
 
 class HeadKind(Protocol):
@@ -122,19 +124,38 @@ class Medusa:
         write_medusa(folder, self.config(model), params, str(model.checkpoint.path), dtype)
 
 
-def eagle_from_fit(fresh: Params, kernel: np.ndarray, bias: np.ndarray) -> Params:
-    """An EAGLE head whose layer adds nothing yet to what a linear map says.
+def eagle_from_model(fresh: Params, fit: tuple[np.ndarray, np.ndarray], model: Teacher, params: Params) -> Params:
+    """An EAGLE head that says what a linear map does, and looks at it with the model's last layer.
+
+    That layer's attention and MLP begin as they are and add nothing yet: their output matrices are zeros. They are
+    given features, which the model's last norm has scaled, where the model gives them what its other norms have scaled;
+    the quotient of the scales goes into the weights of queries, keys and values and into the norm before the MLP. With
+    norms of other kinds they begin with fresh values.
 
     Args:
         fresh: of `init_eagle`.
-        kernel, bias: of `linear_fit`.
+        fit: of `linear_fit`.
+        model: whose head it is.
+        params: its parameters.
     """
     head: dict[str, Any] = dict(fresh)
-    layer = dict(head["layers_0"])
-    for block, last in (("attn", "out"), ("mlp", "down")):
-        layer[block] = {**layer[block], last: jax.tree.map(jnp.zeros_like, layer[block][last])}
+    own = dict(head["layers_0"])
+    if model.config.norm == "rms" and not model.config.norm_unit_offset:
+        layer = params[f"layers_{model.config.num_hidden_layers - 1}"]
+        own |= {
+            name: jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), layer[name]) for name in ("attn", "mlp")
+        }
+        last = jnp.asarray(params["final_norm"]["scale"], jnp.float32)
+        last = jnp.where(jnp.abs(last) < SMALLEST_SCALE, SMALLEST_SCALE, last)
+        before_attention, before_mlp = (jnp.asarray(layer[f"{name}_norm"]["scale"]) / last for name in ("attn", "mlp"))
+        qkv = own["attn"]["qkv"]
+        own["attn"] = {**own["attn"], "qkv": {**qkv, "kernel": qkv["kernel"] * before_attention}}
+        own["mlp_norm"] = {"scale": before_mlp * jnp.sqrt(jnp.mean(last**2))}  # of features, which it divides by
+    for block, name in (("attn", "out"), ("mlp", "down")):
+        own[block] = {**own[block], name: jax.tree.map(jnp.zeros_like, own[block][name])}
+    kernel, bias = fit
     fc = {"kernel": jnp.asarray(kernel)} | ({"bias": jnp.asarray(bias)} if "bias" in head["fc"] else {})
-    return {**head, "fc": fc, "layers_0": layer}
+    return {**head, "fc": fc, "layers_0": own}
 
 
 @dataclass(frozen=True)
@@ -144,8 +165,8 @@ class Eagle:
     Attributes:
         use_bias: whether the layer that joins token and feature adds a bias.
         noise, classification_weight, unroll: see `EagleLoss`.
-        from_model: start from the best linear guess of the model's features (`linear_fit`), with a layer that adds
-            nothing to it yet, instead of fresh parameters alone.
+        from_model: start from the best linear guess of the model's features (`linear_fit`) and the model's last layer,
+            which adds nothing to it yet, instead of fresh parameters.
 
     Raises:
         ValueError: a number is out of range.
@@ -174,12 +195,12 @@ class Eagle:
         exported_config(self._description(model))
 
     def start(self, model: Teacher, params: Params, seed: int, batches: Batches) -> Params:
-        """Fresh parameters, or those of `eagle_from_fit`."""
+        """Fresh parameters, or those of `eagle_from_model`."""
         config = eagle_config(model.config)
         fresh: Params = jax.jit(lambda key: init_eagle(config, key, use_bias=self.use_bias))(jax.random.key(seed))
         if not self.from_model:
             return fresh
-        return eagle_from_fit(fresh, *linear_fit(model.config, params, batches, self.use_bias))
+        return eagle_from_model(fresh, linear_fit(model.config, params, batches, self.use_bias), model, params)
 
     def loss(self, model: Teacher, frozen: Params) -> Loss:
         """Smooth L1 and cross-entropy."""

@@ -193,7 +193,7 @@ def test_unrolled_eagle_loss_by_hand(
     assert (float(sums["weight"]), float(sums["length"])) == (weight, length)
 
 
-def test_an_eagle_head_that_starts_as_a_linear_map(
+def test_an_eagle_head_that_starts_from_a_linear_map_and_the_last_layer(
     small_config: ModelConfig, random_params: Any, write_checkpoint: Callable[..., Path]
 ) -> None:
     """numpy's least squares over a text's counted tokens; the layer adds nothing to it."""
@@ -222,6 +222,16 @@ def test_an_eagle_head_that_starts_as_a_linear_map(
     size = np.abs(x[..., :-1] @ np.asarray(fc["kernel"]).T + fc["bias"] - features[:, 1:])[chosen]
     by_hand = np.where(size < 1, size**2 / 2, size - 0.5).mean(-1).sum()
     np.testing.assert_allclose(sums["regression"], by_hand, rtol=1e-3)
+    # what its attention and MLP see of a feature is what the last layer would see of a hidden state
+    layer, own, state = params["layers_2"], started["layers_0"], rng.standard_normal(32)
+    unit = state / np.sqrt((state**2).mean())
+    feature = unit * params["final_norm"]["scale"]
+    wanted = np.einsum("kghd,d->kgh", layer["attn"]["qkv"]["kernel"], unit * layer["attn_norm"]["scale"])
+    np.testing.assert_allclose(np.asarray(own["attn"]["qkv"]["kernel"]) @ feature, wanted, rtol=1e-4, atol=1e-5)
+    seen = feature / np.sqrt((feature**2).mean()) * own["mlp_norm"]["scale"]
+    wanted = unit * layer["mlp_norm"]["scale"]
+    assert np.corrcoef(seen, wanted)[0, 1] > 0.9999 and 0.8 < np.linalg.norm(seen) / np.linalg.norm(wanted) < 1.25
+    assert np.array_equal(own["mlp"]["gate_up"]["kernel"], layer["mlp"]["gate_up"]["kernel"])
 
 
 def test_kept_features_and_a_cut_vocabulary(small_config: ModelConfig, random_params: Any) -> None:
