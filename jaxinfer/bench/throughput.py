@@ -5,15 +5,15 @@ from collections.abc import Callable
 
 from jaxinfer.bench.report import RequestTimes, ThroughputReport
 from jaxinfer.bench.workload import Workload
-from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.outputs import RequestOutput
+from jaxinfer.engine.replicas import AnyEngine
 from jaxinfer.engine.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.serving.inputs import TokenizedPrompt
 from jaxinfer.serving.request_loop import RequestLoop
 
 
 def measure_throughput(
-    engine: Engine,
+    engine: AnyEngine,
     workload: Workload,
     *,
     static: bool = False,
@@ -36,7 +36,7 @@ def measure_throughput(
         KeyboardInterrupt: on Ctrl-C, between two steps.
     """
     count = len(workload.prompts)
-    size = engine.config.scheduler.max_num_seqs if static else count
+    size = engine.max_num_seqs if static else count
     before, times = engine.stats(), []
     begin = time.monotonic()
     with RequestLoop(engine) as loop:

@@ -10,7 +10,7 @@ from jaxinfer.cli.sampling_options import add_sampling_options, sampling_params
 
 if TYPE_CHECKING:
     from jaxinfer.cli.completion_output import CompletionWriter
-    from jaxinfer.engine.engine import Engine
+    from jaxinfer.engine.replicas import AnyEngine
     from jaxinfer.engine.sampling_params import SamplingParams
     from jaxinfer.serving.inputs import TokenizedPrompt
     from jaxinfer.tokenizers.tokenizer import Tokenizer
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _serve(
-    engine: "Engine", items: list["TokenizedPrompt"], params: "SamplingParams", writer: "CompletionWriter"
+    engine: "AnyEngine", items: list["TokenizedPrompt"], params: "SamplingParams", writer: "CompletionWriter"
 ) -> int:
     """Hands every output to the writer; returns the exit status."""
     from jaxinfer.serving.request_loop import RequestLoop

@@ -1,38 +1,28 @@
 """The engine: requests go in, steps run, outputs come out. Host only; the device side is a Runner it is handed."""
 
 import logging
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.acceptance import Acceptance
 from jaxinfer.engine.beam_groups import BeamGroups
 from jaxinfer.engine.beam_search_params import BeamSearchParams
 from jaxinfer.engine.drafts import Drafts
-from jaxinfer.engine.errors import EngineAsleepError, EngineDeadError, describe_failure
+from jaxinfer.engine.errors import ASLEEP, EngineAsleepError, EngineDeadError, describe_failure
 from jaxinfer.engine.intake import Intake
 from jaxinfer.engine.output_processor import OutputProcessor
 from jaxinfer.engine.outputs import RequestOutput
-from jaxinfer.engine.plan import PendingStep, Runner, Speculation, StepPlan
+from jaxinfer.engine.plan import DispatchedStep, Runner, Speculation
 from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.engine.scheduler import Scheduler
-from jaxinfer.engine.stats import EngineStats, StepClock
+from jaxinfer.engine.stats import EngineStats, StepClock, engine_stats
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 
 logger = logging.getLogger("jaxinfer")
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A step that was handed to the device."""
-
-    plan: StepPlan
-    pending: PendingStep
-    dispatched_at: float
-    weight_version: int
 
 
 class Engine:
@@ -48,6 +38,7 @@ class Engine:
         tokenizer: for text, stop strings and bad words; None serves token ids only.
         eos_token_ids: every id that ends a sequence, from wherever the checkpoint names it.
         speculation: guesses tokens ahead, as far as `config.speculation` says; None for none.
+        seeds: for requests that bring none; engines that serve together share them. None begins with `config.seed`.
         clock: seconds; all times in outputs and statistics are on it.
     """
 
@@ -59,18 +50,19 @@ class Engine:
         *,
         eos_token_ids: frozenset[int] = frozenset(),
         speculation: Speculation | None = None,
+        seeds: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.runner = runner
         self.scheduler = Scheduler(config.scheduler, config.cache, config.model.widest_window, config.speculation)
         self._clock = clock
-        self._intake = Intake(config, tokenizer, eos_token_ids)
+        self._intake = Intake(config, tokenizer, eos_token_ids, seeds or random.Random(config.seed))
         self._outputs = OutputProcessor(tokenizer)
         self._beams = BeamGroups(self.scheduler, tokenizer)
         self._acceptance = Acceptance(self.scheduler, self._outputs, self._beams, config.runner.dtype)
         self._drafts = Drafts(speculation, self.scheduler, self._outputs, runner, clock)
-        self._steps: deque[_Step] = deque()
+        self._steps: deque[DispatchedStep] = deque()
         self._times = StepClock()
         self._busy_since: float | None = None
         self._is_waiting = False
@@ -232,6 +224,11 @@ class Engine:
         return len(self._outputs) + len(self._beams)
 
     @property
+    def max_num_seqs(self) -> int:
+        """Samples that can run at the same time."""
+        return self.config.scheduler.max_num_seqs
+
+    @property
     def is_dead(self) -> bool:
         return self._failure is not None
 
@@ -294,12 +291,32 @@ class Engine:
         self._check_awake()
         return self._advance()
 
-    def _advance(self) -> list[RequestOutput]:
+    def dispatch(self) -> list[RequestOutput]:
+        """The first half of `step`: hands the device what it can be given now, and waits for nothing.
+
+        Returns:
+            Nothing, unless it fails: then every request with its error.
+
+        Raises:
+            EngineDeadError, EngineAsleepError: as `step`.
+        """
+        self.check_alive()
+        self._check_awake()
+        return self._advance(completes=False)
+
+    @property
+    def is_ready(self) -> bool:
+        """`step` would not have to wait for the device, once everything is dispatched."""
+        return not self._steps or self._steps[0].pending.is_ready()
+
+    def _advance(self, completes: bool = True) -> list[RequestOutput]:
         start = self._clock()
         self._is_waiting = False
         try:
             self._fill()
-            outputs = self._complete_step() if self._steps else self._idle()
+            outputs: list[RequestOutput] = []
+            if completes:
+                outputs = self._complete_step() if self._steps else self._idle()
         except Exception as failure:
             outputs = self._die(failure)
         except BaseException as interrupt:
@@ -314,38 +331,14 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counts and times since the engine was made. Also of a dead engine."""
-        times, scheduled = self._times, self.scheduler.stats
-        return EngineStats(
-            num_running=scheduled.num_running,
-            num_waiting=scheduled.num_waiting,
-            num_unfinished=self.num_unfinished_requests,
-            num_blocks=scheduled.num_blocks,
-            num_free_blocks=scheduled.num_free_blocks,
-            num_steps=times.num_steps,
-            num_computed_tokens=scheduled.num_tokens,
-            num_generated_tokens=times.num_generated_tokens,
-            num_preemptions=scheduled.num_preemptions,
-            num_prefix_queries=scheduled.num_prefix_queries,
-            num_prefix_hits=scheduled.num_prefix_hits,
-            num_compiled=self.runner.num_compiled + self._drafts.num_compiled,
-            busy_seconds=times.busy,
-            device_seconds=times.device,
-            schedule_seconds=times.schedule,
-            dispatch_seconds=times.dispatch,
-            wait_seconds=times.wait,
-            commit_seconds=times.commit,
-            output_seconds=times.output,
-            kv_waste_mean=scheduled.kv_waste_mean,
-            kv_waste_worst=scheduled.kv_waste_worst,
-            speculation=self._drafts.stats,
+        num_compiled = self.runner.num_compiled + self._drafts.num_compiled
+        return engine_stats(
+            self._times, self.scheduler.stats, self.num_unfinished_requests, num_compiled, self._drafts.stats
         )
 
     def _check_awake(self) -> None:
         if self._is_suspended:
-            raise EngineAsleepError(
-                "the engine has given up device memory and computes nothing: call wake_up(), or restore_kv_cache() "
-                "after release_kv_cache()"
-            )
+            raise EngineAsleepError(ASLEEP)
 
     def _fill(self) -> None:
         """Dispatches until one step runs and one is queued, or one alone when its tokens decide about the next."""
@@ -358,7 +351,7 @@ class Engine:
             self._times.schedule += scheduled - start
             if plan is None:
                 return
-            self._steps.append(_Step(plan, self.runner.execute(plan), scheduled, self.weight_version))
+            self._steps.append(DispatchedStep(plan, self.runner.execute(plan), scheduled, self.weight_version))
             self._times.dispatch += self._clock() - scheduled
 
     def _complete_step(self) -> list[RequestOutput]:

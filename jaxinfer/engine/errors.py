@@ -1,5 +1,11 @@
 """What callers see when the engine itself cannot serve; EngineDeadError is vLLM's name."""
 
+ASLEEP = (
+    "the engine has given up device memory and computes nothing: call wake_up(), or restore_kv_cache() after "
+    "release_kv_cache()"
+)
+"""What an EngineAsleepError says."""
+
 
 class EngineDeadError(RuntimeError):
     """A step failed earlier and the KV cache is lost; the engine takes no more work. `__cause__` is the failure."""

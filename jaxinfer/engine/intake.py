@@ -16,17 +16,20 @@ class Intake:
     """Checks prompts and parameters against the engine's limits and makes the `n` requests of a prompt.
 
     Args:
-        config: the limits; `config.seed` starts the sequence from which requests without a seed get theirs.
+        config: the limits.
         tokenizer: for bad words; None refuses what needs one.
         eos_token_ids: ids that end a sequence; ids outside the vocabulary can never appear and are left out.
+        seeds: requests without a seed get theirs from here.
     """
 
-    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, config: EngineConfig, tokenizer: Tokenizer | None, eos_token_ids: frozenset[int], seeds: random.Random
+    ) -> None:
         self._config = config
         self._vocab_size = config.model.vocab_size
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(i for i in eos_token_ids if 0 <= i < self._vocab_size)
-        self._seeds = random.Random(config.seed)
+        self._seeds = seeds
 
     def requests(
         self,

@@ -189,7 +189,20 @@ class Speculation(Protocol):
 class PendingStep(Protocol):
     """A step that was dispatched; `result` waits for it and makes the one device-to-host copy."""
 
+    def is_ready(self) -> bool:
+        """`result` would not wait."""
+        ...
+
     def result(self) -> StepResult: ...
+
+
+class DispatchedStep(NamedTuple):
+    """A step that was handed to the device at a time, with parameters of this version."""
+
+    plan: StepPlan
+    pending: PendingStep
+    dispatched_at: float
+    weight_version: int
 
 
 class Runner(Protocol):

@@ -1,6 +1,8 @@
 """SpeculationStats: how many guesses were right, and what they cost."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 
 @dataclass(slots=True)
@@ -53,3 +55,20 @@ class SpeculationStats:
         """The same for the first token of a draft, the second, and so on: right only when all before it are."""
         pairs = zip(self.num_accepted_per_position, self.num_drafted_per_position, strict=True)
         return [accepted / drafted for accepted, drafted in pairs]
+
+
+def sum_of_speculation(parts: Sequence[SpeculationStats]) -> SpeculationStats:
+    """The statistics of several engines together."""
+
+    def by_position(lists: Sequence[Sequence[int]]) -> list[int]:
+        return [sum(counts) for counts in zip_longest(*lists, fillvalue=0)]
+
+    return SpeculationStats(
+        num_drafts=sum(part.num_drafts for part in parts),
+        num_draft_tokens=sum(part.num_draft_tokens for part in parts),
+        num_accepted_tokens=sum(part.num_accepted_tokens for part in parts),
+        num_drafted_per_position=by_position([part.num_drafted_per_position for part in parts]),
+        num_accepted_per_position=by_position([part.num_accepted_per_position for part in parts]),
+        draft_seconds=sum(part.draft_seconds for part in parts),
+        verify_seconds=sum(part.verify_seconds for part in parts),
+    )

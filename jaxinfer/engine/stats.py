@@ -1,8 +1,10 @@
 """EngineStats: what the engine has done so far, and where its time went."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
-from jaxinfer.engine.speculation_stats import SpeculationStats
+from jaxinfer.engine.scheduler_stats import SchedulerStats
+from jaxinfer.engine.speculation_stats import SpeculationStats, sum_of_speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class EngineStats:
             running step, 0 to 1.
         kv_waste_worst: the same of the worst step.
         speculation: what was guessed and what came of it, going on with the engine; None where nothing is.
+        replicas: under data parallelism, the statistics of each replica, of which these are the sums; else empty.
     """
 
     num_running: int
@@ -58,6 +61,7 @@ class EngineStats:
     kv_waste_mean: float
     kv_waste_worst: float
     speculation: SpeculationStats | None = None
+    replicas: tuple["EngineStats", ...] = ()
 
     @property
     def device_share(self) -> float:
@@ -88,3 +92,58 @@ class StepClock:
     output: float = 0.0
     num_steps: int = 0
     num_generated_tokens: int = 0
+
+
+def engine_stats(
+    times: StepClock,
+    scheduled: SchedulerStats,
+    num_unfinished: int,
+    num_compiled: int,
+    speculation: SpeculationStats | None,
+) -> EngineStats:
+    """An engine's statistics, from what its parts count."""
+    return EngineStats(
+        num_running=scheduled.num_running,
+        num_waiting=scheduled.num_waiting,
+        num_unfinished=num_unfinished,
+        num_blocks=scheduled.num_blocks,
+        num_free_blocks=scheduled.num_free_blocks,
+        num_steps=times.num_steps,
+        num_computed_tokens=scheduled.num_tokens,
+        num_generated_tokens=times.num_generated_tokens,
+        num_preemptions=scheduled.num_preemptions,
+        num_prefix_queries=scheduled.num_prefix_queries,
+        num_prefix_hits=scheduled.num_prefix_hits,
+        num_compiled=num_compiled,
+        busy_seconds=times.busy,
+        device_seconds=times.device,
+        schedule_seconds=times.schedule,
+        dispatch_seconds=times.dispatch,
+        wait_seconds=times.wait,
+        commit_seconds=times.commit,
+        output_seconds=times.output,
+        kv_waste_mean=scheduled.kv_waste_mean,
+        kv_waste_worst=scheduled.kv_waste_worst,
+        speculation=speculation,
+    )
+
+
+def sum_of_stats(parts: Sequence[EngineStats]) -> EngineStats:
+    """The statistics of several engines that serve together. Counts and times are sums, so that shares and rates are
+    those over all of them; `kv_waste_mean` is the mean over their steps, `kv_waste_worst` that of the worst."""
+    last = {"kv_waste_mean", "kv_waste_worst", "speculation", "replicas"}
+    sums = {
+        item.name: sum(getattr(part, item.name) for part in parts)
+        for item in fields(EngineStats)
+        if item.name not in last
+    }
+    guesses = [part.speculation for part in parts if part.speculation is not None]
+    weights = [max(1, part.num_steps) for part in parts]
+    waste = sum(part.kv_waste_mean * weight for part, weight in zip(parts, weights, strict=True))
+    return EngineStats(
+        **sums,
+        kv_waste_mean=waste / sum(weights),
+        kv_waste_worst=max(part.kv_waste_worst for part in parts),
+        speculation=sum_of_speculation(guesses) if guesses else None,
+        replicas=tuple(parts),
+    )

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.outputs import RequestOutput
+from jaxinfer.engine.replicas import AnyEngine
 from jaxinfer.openai.batch_input import BatchLine
 from jaxinfer.openai.batch_output import BatchOutput
 from jaxinfer.openai.batch_result import line_answer, line_result
@@ -35,7 +35,7 @@ class BatchJob:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: AnyEngine,
         reader: RequestReader,
         output: BatchOutput,
         model_name: str,
@@ -56,7 +56,7 @@ class BatchJob:
             EngineDeadError: a step failed. Lines under way have no result; a later job does them.
             KeyboardInterrupt: on Ctrl-C, after the results of the current step are written.
         """
-        window = 2 * self._engine.config.scheduler.max_num_seqs
+        window = 2 * self._engine.max_num_seqs
         remaining = iter(lines)
         line = next(remaining, None)
         with RequestLoop(self._engine) as loop:

@@ -186,6 +186,10 @@ class DeviceStep:
     arrays: StepArrays
     started: float
 
+    def is_ready(self) -> bool:
+        """The step has ended."""
+        return bool(self.arrays.packed.is_ready())  # type: ignore[attr-defined]
+
     def result(self) -> StepResult:
         """Waits for the step and makes its one device-to-host copy."""
         began = self.runner.busy_since(self.started)

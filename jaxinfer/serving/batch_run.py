@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from jaxinfer.engine.beam_search_params import BeamSearchParams
-from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.outputs import CompletionOutput, RequestOutput
+from jaxinfer.engine.replicas import AnyEngine
 from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.serving.inputs import TokenizedPrompt
 from jaxinfer.serving.interrupt import DeferredInterrupt
@@ -28,7 +28,7 @@ class BatchRun:
         gate: held by the caller; opened for others between two steps.
     """
 
-    def __init__(self, engine: Engine, log: StatsLog, counter: Iterator[int], gate: StepGate) -> None:
+    def __init__(self, engine: AnyEngine, log: StatsLog, counter: Iterator[int], gate: StepGate) -> None:
         self._engine = engine
         self._gate = gate
         self._outputs: dict[int, RequestOutput] = {}

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.errors import EngineDeadError
 from jaxinfer.engine.outputs import RequestOutput
+from jaxinfer.engine.replicas import AnyEngine
 from jaxinfer.serving.held_intake import HeldIntake, run_task
 from jaxinfer.serving.inputs import TokenizedPrompt
 from jaxinfer.serving.mailbox import Mailbox
@@ -38,7 +38,7 @@ class EngineThread:
         log: told after every step.
     """
 
-    def __init__(self, engine: Engine, log: StatsLog) -> None:
+    def __init__(self, engine: AnyEngine, log: StatsLog) -> None:
         self._engine = engine
         self._log = log
         self._commands: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()

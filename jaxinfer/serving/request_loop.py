@@ -2,8 +2,8 @@
 
 from types import TracebackType
 
-from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.outputs import RequestOutput
+from jaxinfer.engine.replicas import AnyEngine
 from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.serving.inputs import TokenizedPrompt
 from jaxinfer.serving.interrupt import DeferredInterrupt
@@ -19,7 +19,7 @@ class RequestLoop:
         engine: nobody else steps it meanwhile.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: AnyEngine) -> None:
         self._engine = engine
         self._interrupt = DeferredInterrupt()
         self._unfinished: set[str] = set()

@@ -3,7 +3,7 @@
 import logging
 import time
 
-from jaxinfer.engine.engine import Engine
+from jaxinfer.engine.replicas import AnyEngine
 from jaxinfer.engine.stats import EngineStats
 
 logger = logging.getLogger("jaxinfer")
@@ -21,7 +21,7 @@ class StatsLog:
         self._last_time = time.monotonic()
         self._last: EngineStats | None = None
 
-    def tick(self, engine: Engine) -> None:
+    def tick(self, engine: AnyEngine) -> None:
         """To be called after every step."""
         now = time.monotonic()
         if self._interval is None or now - self._last_time < self._interval:

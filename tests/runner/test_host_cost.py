@@ -41,6 +41,9 @@ class AssembledStep:
     def __init__(self, plan: StepPlan, sampler: bool) -> None:
         self.plan, self.sampler = plan, sampler
 
+    def is_ready(self) -> bool:
+        return True
+
     def result(self) -> StepResult:
         values = np.full((NUM_FIELDS, NUM_SEQS), 7, np.int32)
         arrays: Any = StepArrays(None, None, self.sampler, 0)  # type: ignore[arg-type]

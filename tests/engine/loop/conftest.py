@@ -143,6 +143,9 @@ class Pending:
     number: int
     rows: tuple[RowResult, ...]
 
+    def is_ready(self) -> bool:
+        return not self.device.is_busy()
+
     def result(self) -> StepResult:
         self.device.events.append(("result", self.number))
         if self.device.fail_in_result_of == self.number:
@@ -162,6 +165,7 @@ class NumpyDevice:
     fail_in_result_of: int = -1
     fail_in_execute_of: int = -1
     poison: set[str] = field(default_factory=set)
+    is_busy: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         self.pool = np.full((self.config.cache.num_blocks, self.config.cache.block_size), -1)

@@ -18,6 +18,9 @@ from jaxinfer.models.config import ModelConfig
 class Done:
     step: StepResult
 
+    def is_ready(self) -> bool:
+        return True
+
     def result(self) -> StepResult:
         return self.step
 
