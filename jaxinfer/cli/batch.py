@@ -70,7 +70,7 @@ def add_parser(commands: Any) -> None:
         "--ray-gpus-per-worker",
         type=human_int,
         metavar="N",
-        help="GPUs of each engine. Default: 1 where the cluster has any.",
+        help="GPUs of each engine. Default: as many as it runs on, where the cluster has any.",
     )
     add_engine_options(parser)
 

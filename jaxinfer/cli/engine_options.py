@@ -16,6 +16,7 @@ from jaxinfer.startup.unbuilt import UNBUILT
 PREFIX = "engine_"
 # Functions cannot be written on a command line, and nothing here logs.
 NO_OPTION = ("logits_processors", "disable_log_stats")
+_SHORT = {"data_parallel_size": ("-dp",)}  # vLLM's
 _JSON_EXAMPLES = {
     "override_generation_config": '{"temperature": 0.7}',
     "quantization_config": '{"group_size": 64}',
@@ -35,6 +36,7 @@ def add_engine_options(parser: argparse.ArgumentParser, without: Collection[str]
     for item in fields(EngineArgs):
         if item.name not in (*NO_OPTION, *without):
             group.add_argument(
+                *_SHORT.get(item.name, ()),
                 f"--{item.name.replace('_', '-')}",
                 dest=PREFIX + item.name,
                 default=argparse.SUPPRESS,

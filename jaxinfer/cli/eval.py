@@ -28,7 +28,14 @@ them. "bytes" are those of the weights as the engine holds them: on a CPU every 
 --quantization-config '{"fast_form": false}' says otherwise.
 """
 COMPARED = ("int8", "fp8_e4m3", "fp8_e5m2", "int4")
-SIZES = ("max_num_seqs", "kv_cache_memory_bytes", "num_gpu_blocks_override", "enforce_eager", "max_logprobs")
+SIZES = (
+    "max_num_seqs",
+    "kv_cache_memory_bytes",
+    "num_gpu_blocks_override",
+    "enforce_eager",
+    "max_logprobs",
+    "data_parallel_size",
+)
 """What the evaluation chooses itself."""
 
 
@@ -69,7 +76,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--compare", action="store_true", help="against the unquantised cache or weights, too")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--output-json", type=Path, metavar="FILE", help="write that JSON object to a file, too")
-    add_engine_options(parser, without=("kv_cache_dtype", "quantization", *SIZES))
+    add_engine_options(parser, without=("kv_cache_dtype", "quantization", "data_parallel_size", *SIZES))
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -27,7 +27,7 @@ class RayOptions:
             that RAY_ADDRESS names, else the one that runs on this machine, else a new one of this machine alone, which
             ends with the job.
         num_workers: engines; None is as many as the cluster has GPUs for, and one a machine where it has no GPU.
-        gpus_per_worker: GPUs of each engine; None is one where the cluster has any, else none.
+        gpus_per_worker: GPUs of each engine; None is as many as it runs on where the cluster has any, else none.
     """
 
     address: str | None = None
@@ -75,8 +75,8 @@ def serve_on_ray(
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what fails is raised as well
         ray.init(options.address or None, logging_level=logging.ERROR, include_dashboard=False)
     try:
-        workers, gpus = _workers(ray, options)
-        seqs = args.max_num_seqs or _SEQS[gpus > 0]
+        workers, gpus = _workers(ray, options, args.data_parallel_size)
+        seqs = args.data_parallel_size * (args.max_num_seqs or _SEQS[gpus > 0])
         size = max(1, min(num_lines // (2 * TASKS_PER_WORKER * workers), 2 * seqs // TASKS_PER_WORKER))
         dataset = _dataset(ray, lines, size, workers, gpus, (args, model_name, chat_template))
         yield from _results(ray, dataset, num_lines)
@@ -94,15 +94,17 @@ def _ray() -> Any:
     return ray
 
 
-def _workers(ray: Any, options: RayOptions) -> tuple[int, int]:
-    """Engines, and GPUs of each.
+def _workers(ray: Any, options: RayOptions, num_devices: int) -> tuple[int, int]:
+    """Engines, and GPUs of each, which runs on `num_devices` devices.
 
     Raises:
         ValueError: the cluster has not that much.
     """
     resources = ray.cluster_resources()
     cpus, total = int(resources.get("CPU", 0)), int(resources.get("GPU", 0))
-    gpus = min(1, total) if options.gpus_per_worker is None else options.gpus_per_worker
+    gpus = options.gpus_per_worker
+    if gpus is None:
+        gpus = num_devices if total else 0
     nodes = sum(node["Alive"] for node in ray.nodes())
     workers = options.num_workers or (max(1, total // gpus) if gpus else nodes)
     if workers * gpus > total or workers > cpus:

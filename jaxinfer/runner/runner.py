@@ -127,6 +127,15 @@ class ModelRunner:
         """
         self._take(params)
 
+    def placed(self, params: Params) -> Params:
+        """Parameters where they belong; leaves that are there stay the same arrays."""
+        return self.placement.put(params)
+
+    @property
+    def leaves(self) -> tuple[jax.Array, ...]:
+        """The parameters' leaves."""
+        return self._leaves
+
     def release_kv(self) -> None:
         """Frees the pool and the sampling state. No step may be in flight, and none is executed before `restore_kv`;
         the requests that go on then are ones that have been preempted."""
@@ -160,8 +169,7 @@ class ModelRunner:
         return kv, init_state(config.scheduler.max_num_seqs, config.model.vocab_size, everywhere)
 
     def _take(self, params: Params) -> None:
-        """The parameters where they belong; leaves that are there stay the same arrays."""
-        placed = self.placement.put(params)
+        placed = self.placed(params)
         self._leaves = tuple(jax.tree.leaves(placed))
         self.token_params = {name: placed[name] for name in TOKEN_PARAMS if name in placed}
 

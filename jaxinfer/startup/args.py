@@ -54,6 +54,8 @@ class EngineArgs:
         llm_int8_skip_modules: with load_in_8bit or load_in_4bit, modules that stay in floats, as `skip_modules` of
             `QuantOptions`.
         device_map: "auto" or None: the devices of this process.
+        data_parallel_size: replicas of the model, each on a device of its own, that serve one queue of requests; sizes
+            such as max_num_seqs are those of each.
         seed: seeds the requests that bring no seed of their own, 0 to 2**63 - 1.
         revision: branch, tag or commit of a Hub model.
         tokenizer_revision: the same for a `tokenizer` that is a Hub id; None takes `revision`.
@@ -109,6 +111,7 @@ class EngineArgs:
     bnb_4bit_use_double_quant: bool = False
     llm_int8_skip_modules: Sequence[str] | None = None
     device_map: str | None = None
+    data_parallel_size: int = 1
     seed: int = 0
     revision: str | None = None
     tokenizer_revision: str | None = None
@@ -147,8 +150,8 @@ class EngineArgs:
 
     def _check_numbers(self) -> None:
         sizes = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes")
-        for name in (*sizes, "num_gpu_blocks_override", "block_size"):
-            if name == "block_size" or getattr(self, name) is not None:
+        for name in (*sizes, "num_gpu_blocks_override", "block_size", "data_parallel_size"):
+            if name in ("block_size", "data_parallel_size") or getattr(self, name) is not None:
                 require_positive(name, getattr(self, name))
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise TypeError(f"seed={self.seed!r} must be an int")

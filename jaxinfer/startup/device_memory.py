@@ -66,18 +66,19 @@ def claim_gpu_memory(utilization: float) -> bool:
     return True
 
 
-def device_memory(platform: str, utilization: float) -> DeviceMemory:
-    """Memory of JAX's default device; of the machine where that is the CPU. Zero where the device does not tell.
+def device_memory(platform: str, utilization: float, num_devices: int = 1) -> DeviceMemory:
+    """Memory of a device; of the CPU its share of the machine's. Zero where the device does not tell.
 
     Says so in the log when JAX may use less of a GPU than `utilization` of the whole.
 
     Args:
         platform: of the default backend, as `jax.default_backend()` names it.
         utilization: `gpu_memory_utilization`.
+        num_devices: how many are used.
     """
     if platform == "cpu":
         host = host_memory()
-        return DeviceMemory(host.total_bytes, host.available_bytes)
+        return DeviceMemory(host.total_bytes // num_devices, host.available_bytes // num_devices)
     device = jax.local_devices()[0]
     stats = device.memory_stats() or {}
     limit = stats.get("bytes_limit", 0)

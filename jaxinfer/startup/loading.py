@@ -1,7 +1,8 @@
 """From EngineArgs to a running engine: model, tokenizer, parameters, pool, runner."""
 
 import logging
-from collections.abc import Mapping
+import random
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.errors import EngineDeadError
 from jaxinfer.engine.outputs import RequestOutput
+from jaxinfer.engine.replicas import AnyEngine
 from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import param_shapes
@@ -23,13 +25,14 @@ from jaxinfer.quant.plan import QuantPlan
 from jaxinfer.quant.summary import format_lines, summarise_plan
 from jaxinfer.runner.compile_cache import enable_compile_cache
 from jaxinfer.runner.runner import ModelRunner
-from jaxinfer.speculation.speculator import Speculator
 from jaxinfer.startup.args import EngineArgs
 from jaxinfer.startup.device_memory import claim_gpu_memory
+from jaxinfer.startup.devices import placements
 from jaxinfer.startup.generation_config import end_ids, read_generation_config, sampling_defaults
 from jaxinfer.startup.guesser import Guesser
 from jaxinfer.startup.live_params import dtype_of_params, float_shapes, match_params
 from jaxinfer.startup.quantization import named_method, quant_plan
+from jaxinfer.startup.replica import AnySleep, Replica, serving_together
 from jaxinfer.startup.resting_weights import RestingWeights
 from jaxinfer.startup.sizing import engine_config
 from jaxinfer.startup.sleep import Sleep
@@ -45,38 +48,31 @@ class EngineParts:
     """What a front door owns.
 
     Args:
-        engine: serves requests.
-        runner: the engine's device side.
+        replicas: engines of the same settings, one or more.
         tokenizer: None when only token ids are served.
         defaults: fields of SamplingParams that the model's generation config sets.
         plan: which parameters are quantised, and how; None for none.
-        sleep: the engine's device memory, given up and taken back.
         shapes: the parameters' shapes in floats.
-        speculator: guesses tokens ahead; None for nobody.
     """
 
     def __init__(
         self,
-        engine: Engine,
-        runner: ModelRunner,
+        replicas: Sequence[Replica],
         tokenizer: Tokenizer | None,
         defaults: Mapping[str, Any],
         plan: QuantPlan | None,
-        sleep: Sleep,
         shapes: Params,
-        speculator: Speculator | None = None,
     ) -> None:
-        self._engine: Engine | None = engine
-        self._runner = runner
-        self._sleep = sleep
-        self._speculator = speculator
+        self._replicas = replicas
+        self._engine: AnyEngine | None
+        self._engine, self._sleep = serving_together(replicas)
         self._plan = plan
         self._shapes = shapes
         self.defaults = defaults
         self.tokenizer = tokenizer
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> AnyEngine:
         """Raises EngineDeadError after `close`."""
         if self._engine is None:
             raise EngineDeadError("the engine has been shut down; make a new one")
@@ -87,8 +83,8 @@ class EngineParts:
         return SamplingParams(**self.defaults)
 
     @property
-    def sleep(self) -> Sleep:
-        """Raises EngineDeadError after `close`."""
+    def sleep(self) -> AnySleep:
+        """The engine's device memory, given up and taken back. Raises EngineDeadError after `close`."""
         self.engine.check_alive()
         return self._sleep
 
@@ -111,10 +107,9 @@ class EngineParts:
         """Frees the device memory that is the engine's own. Idempotent."""
         if self._engine is not None:
             self._engine = None
-            self._runner.shutdown()
-            if self._speculator is not None:
-                self._speculator.proposer.release()
-                self._speculator = None
+            for replica in self._replicas:
+                replica.close()
+            self._replicas = ()
 
 
 def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Params | None) -> EngineParts:
@@ -131,6 +126,7 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
     """
     _check_source(args, model_config, params)
     claim_gpu_memory(args.gpu_memory_utilization)
+    where = placements(args.data_parallel_size)
     checkpoint = None if args.model is None else open_checkpoint(find_model(args, args.model, args.revision))
     model = model_config or (checkpoint.model_config if checkpoint else None)
     assert model is not None
@@ -154,28 +150,35 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
         logger.info("weights as %s: %s", plan.method, format_lines(facts))
     if config.runner.compilation_cache_dir is not None:
         enable_compile_cache(config.runner.compilation_cache_dir)
-    runner = ModelRunner(config, weights)
-    made = make_speculation(options, guesser, runner, args.use_tqdm_on_load)
-    speculator = None if made is None else made.speculator
-    if not args.enforce_eager:
-        runner.warm_up(progress=args.use_tqdm_on_load)
-        if speculator is not None:
-            speculator.proposer.warm_up(args.use_tqdm_on_load)
-    engine = Engine(config, runner, tokenizer, eos_token_ids=ends, speculation=speculator)
+    reload = partial(_read_again, args, config.runner.dtype, plan) if params is None else None
+    tree, seeds = jax.tree.structure(weights), random.Random(config.seed)
+    replicas: list[Replica] = []
+    for placement in where:
+        runner = ModelRunner(config, weights, placement)
+        made = make_speculation(options, guesser, runner, args.use_tqdm_on_load)
+        speculator = None if made is None else made.speculator
+        if not args.enforce_eager:
+            runner.warm_up(progress=args.use_tqdm_on_load)
+            if speculator is not None:
+                speculator.proposer.warm_up(args.use_tqdm_on_load)
+        engine = Engine(config, runner, tokenizer, eos_token_ids=ends, speculation=speculator, seeds=seeds)
+        source = partial(_params_of, replicas[0].runner, tree) if replicas else None
+        sleep = Sleep(
+            engine,
+            runner,
+            RestingWeights(runner, tree, reload, source),
+            speculator.proposer if speculator else None,
+            made.weights if made else None,
+        )
+        replicas.append(Replica(engine, runner, sleep, speculator))
     if defaults:
         logger.info("sampling defaults from the generation config, for calls without sampling_params: %s", defaults)
+    return EngineParts(replicas, tokenizer, defaults, plan, float_shapes(weights, config.runner.dtype))
 
-    reload = partial(_read_again, args, config.runner.dtype, plan) if params is None else None
-    sleep = Sleep(
-        engine,
-        runner,
-        RestingWeights(runner, jax.tree.structure(weights), reload),
-        speculator.proposer if speculator else None,
-        made.weights if made else None,
-    )
-    return EngineParts(
-        engine, runner, tokenizer, defaults, plan, sleep, float_shapes(weights, config.runner.dtype), speculator
-    )
+
+def _params_of(runner: ModelRunner, tree: Any) -> Params:
+    """The parameters as they lie on a replica's device."""
+    return jax.tree.unflatten(tree, runner.leaves)
 
 
 def _read_again(args: EngineArgs, dtype: str, plan: QuantPlan | None) -> Params:

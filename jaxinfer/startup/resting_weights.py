@@ -29,12 +29,21 @@ class RestingWeights:
         holder: has them.
         params_tree: their treedef.
         reload: reads them again; None when nobody could.
+        source: gives those of another holder of the same, who has them again before this one: nothing else is kept or
+            read then.
     """
 
-    def __init__(self, holder: WeightsHolder, params_tree: Any, reload: Callable[[], Params] | None) -> None:
+    def __init__(
+        self,
+        holder: WeightsHolder,
+        params_tree: Any,
+        reload: Callable[[], Params] | None,
+        source: Callable[[], Params] | None = None,
+    ) -> None:
         self._holder = holder
         self._params_tree = params_tree
         self._reload = reload
+        self._source = source
         self._is_resting = False
         self._host_leaves: list[_HostLeaf] | None = None
 
@@ -46,7 +55,7 @@ class RestingWeights:
     @property
     def is_lost(self) -> bool:
         """They rest, without a copy, and nobody could read them again."""
-        return self._is_resting and self._host_leaves is None and self._reload is None
+        return self._is_resting and not (self._host_leaves or self._reload or self._source)
 
     @property
     def can_reload(self) -> bool:
@@ -59,6 +68,7 @@ class RestingWeights:
         Args:
             keeps_copy: a copy stays in host memory.
         """
+        keeps_copy = keeps_copy and self._source is None
         if not self._is_resting:
             leaves = self._holder.take_params()
             self._host_leaves = [_HostLeaf(leaf) for leaf in leaves] if keeps_copy else None
@@ -73,8 +83,9 @@ class RestingWeights:
         if self._host_leaves is not None:
             params = jax.tree.unflatten(self._params_tree, [leaf.take() for leaf in self._host_leaves])
         else:
-            assert self._reload is not None
-            params = self._reload()
+            read = self._source or self._reload
+            assert read is not None
+            params = read()
         self._holder.update_params(params)
         self._are_there()
 

@@ -63,7 +63,7 @@ def engine_config(
             do the cache's dtype.
     """
     platform = jax.default_backend()
-    memory = device_memory(platform, args.gpu_memory_utilization)
+    memory = device_memory(platform, args.gpu_memory_utilization, args.data_parallel_size)
     max_model_len = _max_model_len(args, model)
     if model.rope_scaling is not None and model.rope_scaling.depends_on_length and not model.rope_length:
         model = replace(model, rope_length=max_model_len)

@@ -43,7 +43,6 @@ UNBUILT: Mapping[str, Unbuilt] = {
     "convert": Unbuilt(("auto", "none"), "only text generation is built"),
     "cpu_offload_gb": Unbuilt((0,), _NO_OFFLOAD),
     "cudagraph_capture_sizes": Unbuilt((None,), _XLA),
-    "data_parallel_size": Unbuilt((1,), _ONE_DEVICE),
     "device": Unbuilt(("auto",), "JAX's default device is used; choose it with jax.config 'jax_platforms'"),
     "disable_cascade_attn": Unbuilt((False, True), "there is no cascade attention"),
     "disable_custom_all_reduce": Unbuilt((False, True), _ONE_DEVICE),

@@ -108,27 +108,31 @@ def test_results_that_come_twice_are_given_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("resources", "options", "expected"),
+    ("resources", "options", "devices", "expected"),
     [
-        ({"CPU": 16.0, "GPU": 8.0}, RayOptions(), (8, 1)),
-        ({"CPU": 16.0, "GPU": 8.0}, RayOptions(gpus_per_worker=4), (2, 4)),
-        ({"CPU": 16.0, "GPU": 8.0}, RayOptions(num_workers=3, gpus_per_worker=2), (3, 2)),
-        ({"CPU": 16.0, "GPU": 8.0}, RayOptions(gpus_per_worker=0), (2, 0)),
-        ({"CPU": 16.0}, RayOptions(), (2, 0)),
-        ({"CPU": 16.0}, RayOptions(num_workers=5), (5, 0)),
-        ({"CPU": 4.0}, RayOptions(num_workers=5), None),
-        ({"CPU": 4.0}, RayOptions(gpus_per_worker=1), None),
-        ({"CPU": 16.0, "GPU": 8.0}, RayOptions(num_workers=3, gpus_per_worker=4), None),
+        ({"CPU": 16.0, "GPU": 8.0}, RayOptions(), 1, (8, 1)),
+        ({"CPU": 16.0, "GPU": 8.0}, RayOptions(gpus_per_worker=4), 1, (2, 4)),
+        ({"CPU": 16.0, "GPU": 8.0}, RayOptions(num_workers=3, gpus_per_worker=2), 1, (3, 2)),
+        ({"CPU": 16.0, "GPU": 8.0}, RayOptions(gpus_per_worker=0), 1, (2, 0)),
+        ({"CPU": 16.0, "GPU": 8.0}, RayOptions(), 4, (2, 4)),
+        ({"CPU": 16.0}, RayOptions(), 4, (2, 0)),
+        ({"CPU": 16.0}, RayOptions(), 1, (2, 0)),
+        ({"CPU": 16.0}, RayOptions(num_workers=5), 1, (5, 0)),
+        ({"CPU": 4.0}, RayOptions(num_workers=5), 1, None),
+        ({"CPU": 4.0}, RayOptions(gpus_per_worker=1), 1, None),
+        ({"CPU": 16.0, "GPU": 8.0}, RayOptions(num_workers=3, gpus_per_worker=4), 1, None),
     ],
 )
-def test_how_many_engines(resources: dict[str, float], options: RayOptions, expected: tuple[int, int] | None) -> None:
+def test_how_many_engines(
+    resources: dict[str, float], options: RayOptions, devices: int, expected: tuple[int, int] | None
+) -> None:
     nodes = [{"Alive": True}, {"Alive": True}, {"Alive": False}]
     ray = SimpleNamespace(cluster_resources=lambda: resources, nodes=lambda: nodes)
     if expected is None:
         with pytest.raises(ValueError, match="engines need"):
-            _workers(ray, options)
+            _workers(ray, options, devices)
     else:
-        assert _workers(ray, options) == expected
+        assert _workers(ray, options, devices) == expected
 
 
 def test_what_is_said_of_a_failure() -> None:
