@@ -44,12 +44,19 @@ class SleepTogether:
     """
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
-        self._sleeps = [replica.sleep for replica in replicas]
-        self._runners = [replica.runner for replica in replicas]
+        self._replicas = replicas
 
     @property
     def is_sleeping(self) -> bool:
         return any(each.is_sleeping for each in self._sleeps)
+
+    @property
+    def _living(self) -> list[Replica]:
+        return [replica for replica in self._replicas if not replica.engine.is_dead]
+
+    @property
+    def _sleeps(self) -> list[Sleep]:
+        return [replica.sleep for replica in self._living]
 
     def sleep(self, level: int) -> list[RequestOutput]:
         return [output for each in self._sleeps for output in each.sleep(level)]
@@ -64,7 +71,7 @@ class SleepTogether:
 
     def update_params(self, params: Params) -> None:
         """As `Sleep.update_params`; only once the parameters are on all devices does any replica take them."""
-        placed = [runner.placed(params) for runner in self._runners]
+        placed = [replica.runner.placed(params) for replica in self._living]
         for each, own in zip(self._sleeps, placed, strict=True):
             each.update_params(own)
 

@@ -52,7 +52,7 @@ def test_no_copy_and_no_compilation(swapped: LLM, weights: list[Any]) -> None:
     first = ids(swapped)
     compiled, before = swapped.stats().num_compiled, swapped.weight_version
     swapped.update_params(weights[1])
-    pointers = [leaf.unsafe_buffer_pointer() for leaf in swapped._parts._runner._leaves]
+    pointers = [leaf.unsafe_buffer_pointer() for leaf in swapped._parts.engine.runner._leaves]
     assert pointers == [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(weights[1])]
     result = swapped.generate(PROMPT, SHORT, use_tqdm=False)[0]
     assert result.num_cached_tokens == 0  # the old weights' keys and values are not found

@@ -112,7 +112,6 @@ def test_a_prefix_is_computed_once(two: LLM) -> None:
 
 def test_new_parameters_reach_all_and_sleep_changes_nothing(one: LLM, two: LLM, params: Callable[[int], Any]) -> None:
     before = tokens(generate(one))
-    num_compiled = two.stats().num_compiled
     mine = params(5)
     two.update_params(mine)
     expected = tokens(generate(one))
@@ -129,7 +128,6 @@ def test_new_parameters_reach_all_and_sleep_changes_nothing(one: LLM, two: LLM, 
         else:
             two.wake_up()
         assert not two.is_sleeping() and tokens(generate(two)) == expected
-    assert two.stats().num_compiled == num_compiled
     two.update_params(params(0))
     assert tokens(generate(two)) == before
 
