@@ -96,33 +96,45 @@ def write_eagle3(
     write_json(folder / "config.json", said)
 
 
-def read_eagle3(folder: Path, num_layers: int) -> Eagle3Checkpoint:
-    """Reads a head.
+def read_eagle3_config(folder: Path, num_layers: int) -> Eagle3Config:
+    """Sizes of a head; reads no weights.
 
     Args:
         folder: the directory.
         num_layers: of the model it belongs to; says which hidden states are meant where config.json does not.
 
     Raises:
-        ValueError: not such a directory; a tensor is missing, too many or misshapen, by name.
+        ValueError: not such a directory.
     """
     said = read_json(folder / "config.json")
-    found = {_plain(name): tensor for name, tensor in read_tensors(folder).items()}
-    if "fc.weight" not in found or "midlayer.hidden_norm.weight" not in found:
+    found = {_plain(name) for name in read_tensors(folder)}
+    if not {"fc.weight", "midlayer.hidden_norm.weight"} <= found:
         raise ValueError(f"{folder} has no EAGLE-3 head: 'fc.weight' or 'midlayer.hidden_norm.weight' is missing")
     layer = _layer_config(said)
     target = size(said, "target_hidden_size", layer.hidden_size)
     draft_vocab = size(said, "draft_vocab_size", None) or layer.vocab_size
-    own = target != layer.hidden_size
     taps = _taps(folder, said, num_layers)
     before = flag(said, "norm_before_residual", False)
-    config = Eagle3Config(layer, target, draft_vocab, taps, before, own)
+    return Eagle3Config(layer, target, draft_vocab, taps, before, target != layer.hidden_size)
+
+
+def read_eagle3(folder: Path, num_layers: int) -> Eagle3Checkpoint:
+    """Reads a head.
+
+    Args:
+        folder, num_layers: as for `read_eagle3_config`.
+
+    Raises:
+        ValueError: not such a directory; a tensor is missing, too many or misshapen, by name.
+    """
+    config = read_eagle3_config(folder, num_layers)
+    found = {_plain(name): tensor for name, tensor in read_tensors(folder).items()}
     _check(folder, config, found)
     offsets = _integers(found.pop("d2t")) if "d2t" in found else 0
-    ids = _checked_ids(config, np.arange(draft_vocab) + offsets, folder)
+    ids = _checked_ids(config, np.arange(config.draft_vocab_size) + offsets, folder)
     found.pop("t2d", None)
     arrays = {name: tensor.rows(0, tensor.shape[0]) for name, tensor in found.items()}
-    embedding = None if own or EMBEDDING not in arrays else arrays.pop(EMBEDDING).astype(np.float32)
+    embedding = None if config.own_embedding or EMBEDDING not in arrays else arrays.pop(EMBEDDING).astype(np.float32)
     return Eagle3Checkpoint(config, nested(_leaves(config, arrays)), ids.astype(np.int32), embedding)
 
 

@@ -67,6 +67,24 @@ def write_eagle(folder: Path, description: Checkpoint, params: Params, embedding
     write_json(folder / "config.json", written)
 
 
+def read_eagle_config(folder: Path) -> tuple[ModelConfig, bool]:
+    """Architecture of a head, and whether `fc` has a bias; reads no weights.
+
+    Raises:
+        ValueError: not such a directory.
+    """
+    tensors = {name.removeprefix("model.") for name in read_tensors(folder)}
+    if "fc.weight" not in tensors:
+        raise ValueError(f"{folder}: tensor fc.weight is missing, so this is no EAGLE head")
+    return _architecture(folder)[1], "fc.bias" in tensors
+
+
+def _architecture(folder: Path) -> tuple[Family, ModelConfig]:
+    said = {key: value for key, value in read_json(folder / "config.json").items() if key != "bias"}
+    family = family_of_hf_config(said)
+    return family, eagle_config(family.model_config(said))
+
+
 def read_eagle(folder: Path) -> tuple[ModelConfig, dict[str, Any], np.ndarray | None]:
     """Reads a head as float32 parameters of `EagleHead`.
 
@@ -76,9 +94,7 @@ def read_eagle(folder: Path) -> tuple[ModelConfig, dict[str, Any], np.ndarray | 
     Raises:
         ValueError: not such a directory; a tensor is missing, too many or misshapen, by name.
     """
-    said = {key: value for key, value in read_json(folder / "config.json").items() if key != "bias"}
-    family = family_of_hf_config(said)
-    config = eagle_config(family.model_config(said))
+    family, config = _architecture(folder)
     tensors = {name.removeprefix("model."): tensor for name, tensor in read_tensors(folder).items()}
     embedding = tensors.pop(EMBEDDING, None)
     use_bias = "fc.bias" in tensors

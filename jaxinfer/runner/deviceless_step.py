@@ -15,6 +15,7 @@ from jaxinfer.models.decoder import param_shapes
 from jaxinfer.planning.deviceless import DevicelessReport, GPUTarget, compile_for, compiling_for
 from jaxinfer.planning.xla_dump import Launch
 from jaxinfer.quant.plan import QuantPlan
+from jaxinfer.runner.eagle_step import EagleHead, EagleStep
 from jaxinfer.runner.inputs import StepSpec, packed_size
 from jaxinfer.runner.programs import gpu_options
 from jaxinfer.runner.step import StepOutput, make_forward_step
@@ -82,6 +83,7 @@ def compile_step(
     kv_dtype: str = "auto",
     plan: QuantPlan | None = None,
     features: FeatureSpec | None = None,
+    eagle: EagleHead | None = None,
 ) -> DevicelessStep:
     """Compiles the step the engine would run, its layers split over the devices of `target` by KV head and by
     feed-forward channel; nothing is allocated.
@@ -96,6 +98,8 @@ def compile_step(
         kv_dtype: of the pool, one of `jaxinfer.config.KV_CACHE_DTYPES`; "auto" is `dtype`.
         plan: which parameters are quantised, and how; None for none. For one device.
         features: what the pool keeps of each token beside keys and values, on every device; None for nothing.
+        eagle: a head whose layer the step keeps up, with shapes of its parameters; `features` are what it is given. For
+            one device.
 
     Raises:
         ValueError: the model cannot be split over so many devices.
@@ -116,8 +120,11 @@ def compile_step(
         block_size=block_size,
         num_logprobs=5,
         sum_over=AXIS if count > 1 else None,
+        eagle=None if eagle is None else EagleStep(eagle.model, jax.tree.structure(eagle.params), block_size),
     )
-    arguments = (tuple(leaves), kv, state, packed)
+    arguments: tuple[Any, ...] = (tuple(leaves), kv, state, packed)
+    if eagle is not None:
+        arguments += (None, tuple(jax.tree.leaves(eagle.params)))
     if count > 1:
         whole = PartitionSpec()
         pool = jax.tree_util.tree_map_with_path(_pool_spec, kv)

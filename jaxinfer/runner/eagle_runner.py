@@ -15,6 +15,7 @@ from jaxinfer.runner.eagle_loop import LoopInput, make_eagle_loop
 from jaxinfer.runner.inputs import BlockTables
 from jaxinfer.runner.programs import gpu_options, table_width
 from jaxinfer.runner.runner import ModelRunner
+from jaxinfer.typing import Params
 from pallas_kernels.dispatch import current_device
 
 GROWTH = 4
@@ -86,6 +87,16 @@ class EagleRunner:
         self._runner.kv = output.kv
         found = np.asarray(output.packed)[: len(rows)]
         return EagleTrees(found[:, 0], found[:, 1], found[:, 2].view(np.float32))
+
+    def take_params(self) -> tuple[jax.Array, ...]:
+        """The leaves of the head's parameters, which it lets go of: nothing is computed before it gets others."""
+        return self._runner.take_eagle()
+
+    def update_params(self, params: Params) -> None:
+        """Takes other parameters for the head, of the same tree, shapes and dtypes."""
+        eagle = self._runner.eagle
+        assert eagle is not None
+        self._runner.use_eagle(eagle.model, params)
 
     def _assemble(self, rows: Sequence[ScheduledRow], size: int) -> np.ndarray:
         packed = np.zeros(size * (2 + self._width), np.int32)

@@ -68,7 +68,7 @@ class ModelRunner:
         return self._programs.eagle
 
     def use_eagle(self, model: EagleModel, params: Params) -> None:
-        """Takes a head for good; to be called before anything is compiled.
+        """Takes a head; to be called before anything is compiled, and then with other parameters of the same tree.
 
         Args:
             model: head and target.
@@ -76,6 +76,16 @@ class ModelRunner:
         """
         self._programs.eagle = EagleHead(model, self.placement.put(params))
         self._head_leaves = tuple(jax.tree.leaves(self._programs.eagle.params))
+
+    def take_eagle(self) -> tuple[jax.Array, ...]:
+        """The leaves of the head's parameters, which the runner lets go of: no step is executed before it gets others
+        by `use_eagle`."""
+        eagle = self.eagle
+        leaves, self._head_leaves = self._head_leaves, ()
+        if eagle is not None:
+            shapes = jax.tree.map(self.placement.shape, eagle.params)
+            self._programs.eagle = EagleHead(eagle.model, shapes)
+        return leaves
 
     @property
     def num_compiled(self) -> int:

@@ -12,6 +12,7 @@ from jaxinfer.speculation.proposer import Proposer
 from jaxinfer.speculation.speculator import Speculator
 from jaxinfer.startup.args import EngineArgs
 from jaxinfer.startup.draft_model import DraftModel, make_draft, open_draft
+from jaxinfer.startup.eagle import Eagle, make_eagle, open_eagle
 from jaxinfer.startup.guesser import Guesser
 from jaxinfer.startup.medusa import Medusa, make_medusa, open_medusa
 from jaxinfer.startup.resting_weights import RestingWeights
@@ -40,7 +41,7 @@ def open_guesser(
         tokenizer: that of the engine, which is the target's own where it has no checkpoint.
 
     Raises:
-        ValueError, ConnectionError: as `open_draft` and `open_medusa`.
+        ValueError, ConnectionError: as `open_draft`, `open_medusa` and `open_eagle`.
     """
     if options is None:
         return None
@@ -48,6 +49,8 @@ def open_guesser(
         return open_draft(args, options, target, source, tokenizer)
     if options.method == "medusa":
         return open_medusa(args, options, target)
+    if options.method in ("eagle", "eagle3"):
+        return open_eagle(args, options, target)
     return None
 
 
@@ -74,10 +77,11 @@ def speculation_config(
         tree_depth=depth if guesser is None else guesser.tree_depth(tokens),
         typical=options.typical,
         features=_FEATURES.get(options.method) if options.method is not None else None,
+        eagle=guesser.tree if isinstance(guesser, Eagle) else None,
     )
 
 
-_FEATURES: dict[SpeculationMethod, FeatureKind] = {"medusa": "hidden"}
+_FEATURES: dict[SpeculationMethod, FeatureKind] = {"medusa": "hidden", "eagle": "eagle", "eagle3": "eagle"}
 """What methods guess from."""
 
 
@@ -114,6 +118,8 @@ def make_speculation(
         proposer, weights = make_draft(guesser, runner, progress)
     elif isinstance(guesser, Medusa):
         proposer, weights = make_medusa(guesser, options, runner)
+    elif isinstance(guesser, Eagle):
+        proposer, weights = make_eagle(guesser, runner)
     elif options.method == "lookahead":
         proposer = LookaheadProposer(options.lookahead, options.pool_from_prompt is not False)
     else:

@@ -10,9 +10,9 @@ from jaxinfer.config import TypicalAcceptance, require_positive
 from jaxinfer.speculation.candidate_tree import Choices, check_choices
 from jaxinfer.speculation.lookahead import LookaheadShape
 
-SpeculationMethod = Literal["ngram", "lookahead", "draft_model", "medusa"]
+SpeculationMethod = Literal["ngram", "lookahead", "draft_model", "medusa", "eagle", "eagle3"]
 METHODS: tuple[SpeculationMethod, ...] = get_args(SpeculationMethod)
-_UNBUILT_METHODS = ("eagle", "eagle3", "mtp", "suffix", "mlp_speculator", "deepseek_mtp")
+_UNBUILT_METHODS = ("mtp", "suffix", "mlp_speculator", "deepseek_mtp")
 _NGRAM_NAMES = ("ngram", "[ngram]")
 DEFAULT_TOKENS = 5
 AUTO_TOKENS = 7
@@ -24,9 +24,10 @@ class SpeculativeOptions:
     """Entries of `speculative_config`.
 
     Args:
-        method: "ngram", "lookahead", "draft_model" or "medusa"; where it is None, "draft_model" if `model` is given.
+        method: "ngram", "lookahead", "draft_model", "medusa", "eagle" (heads of versions 1 and 2) or "eagle3"; where it
+            is None, "draft_model" if `model` is given.
         model: the draft model: folder, GGUF file, Hub id or built-in name. "ngram" here means the method, as in vLLM.
-            Of "medusa": the folder (or Hub id) of the heads.
+            Of "medusa" and "eagle": the folder (or Hub id) of the heads.
         num_speculative_tokens: tokens guessed for a request in a step, at most, in a tree all its nodes; "auto" adapts
             their number to what was right so far, up to 7. Where it is None: the nodes of `medusa_choices`, or 5.
         prompt_lookup_max: of "ngram": tokens at the end that are looked for in what came before, at most.
@@ -50,6 +51,11 @@ class SpeculativeOptions:
             outputs depend on the guesses and do not follow the model's distribution; greedy ones stay exact.
         posterior_threshold: of "typical": guesses above this probability are kept (0.09),
         posterior_alpha: or above this share of ``exp(-entropy)`` of the distribution, if that is less (0.3).
+        eagle_topk: of "eagle" and "eagle3": nodes of each depth that go on growing, and children of each; 1, which is
+            the default, makes chains. From 2 on drafts are the best `num_speculative_tokens` nodes of dynamic trees.
+        eagle_depth: tokens ahead. Where it is None: `num_speculative_tokens`, in trees at most 5.
+        draft_vocab: of "eagle": tokens that it guesses among, as ids, as a JSON file with a list of ids, or as how many
+            of the first ids; all where it is None. Few make a small output head.
         draft_tensor_parallel_size: 1.
     """
 
@@ -72,6 +78,9 @@ class SpeculativeOptions:
     acceptance: str = "exact"
     posterior_threshold: float | None = None
     posterior_alpha: float | None = None
+    eagle_topk: int | None = None
+    eagle_depth: int | None = None
+    draft_vocab: int | str | Path | Sequence[int] | None = None
     draft_tensor_parallel_size: int = 1
 
     @property
@@ -178,7 +187,7 @@ def _check_numbers(options: SpeculativeOptions) -> None:
         raise ValueError(f"num_speculative_tokens={tokens!r} must be an int of at least 1, or 'auto'")
     if tokens not in ("auto", None):
         require_positive("num_speculative_tokens", tokens)
-    for name in ("prompt_lookup_max", "prompt_lookup_min", "disable_by_batch_size"):
+    for name in ("prompt_lookup_max", "prompt_lookup_min", "disable_by_batch_size", "eagle_topk", "eagle_depth"):
         if getattr(options, name) is not None:
             require_positive(name, getattr(options, name))
     if options.pool_from_prompt is not None and not isinstance(options.pool_from_prompt, bool):
@@ -195,8 +204,8 @@ def _check_numbers(options: SpeculativeOptions) -> None:
 
 _USED_BY: Mapping[str, tuple[SpeculationMethod, ...]] = MappingProxyType(
     {
-        "model": ("draft_model", "medusa"),
-        "revision": ("draft_model", "medusa"),
+        "model": ("draft_model", "medusa", "eagle", "eagle3"),
+        "revision": ("draft_model", "medusa", "eagle", "eagle3"),
         "params": ("draft_model", "medusa"),
         "model_config": ("draft_model",),
         "quantization": ("draft_model",),
@@ -210,6 +219,9 @@ _USED_BY: Mapping[str, tuple[SpeculationMethod, ...]] = MappingProxyType(
         "medusa_choices": ("medusa",),
         "posterior_threshold": ("medusa",),
         "posterior_alpha": ("medusa",),
+        "eagle_topk": ("eagle", "eagle3"),
+        "eagle_depth": ("eagle", "eagle3"),
+        "draft_vocab": ("eagle",),
     }
 )
 """Entries that only some methods have."""
@@ -229,6 +241,8 @@ def _check_uses(options: SpeculativeOptions) -> None:
             f"guess_set_size) * (ngram_size - 1) - 1 = {options.lookahead.tokens}; change these, and leave it out"
         )
     _check_acceptance(options)
+    if options.method in ("eagle", "eagle3") and options.model is None:
+        raise ValueError(f"the speculative method {options.method!r} needs the head: give its folder as model")
     if options.method == "draft_model":
         if (options.params is None) == (options.model is None):
             raise ValueError("the speculative method 'draft_model' needs a model, or params with model_config")

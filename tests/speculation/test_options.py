@@ -61,7 +61,8 @@ def test_lookup_lengths() -> None:
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"method": "eagle"}, "eagle.*not built"),
+        ({"method": "eagle"}, "needs the head"),
+        ({"method": "ngram", "eagle_topk": 2}, "eagle_topk is not of"),
         ({"method": "medusa"}, "needs the heads"),
         ({"method": "medusa", "model": "a", "params": {}}, "needs the heads"),
         ({"method": "medusa", "model": "a", "quantization": "int8"}, "quantization is not of"),

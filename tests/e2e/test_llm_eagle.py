@@ -1,0 +1,146 @@
+"""EAGLE heads in files of the published layouts, through `LLM`: the model says its script whatever the heads guess, and
+heads that know the script make it say several tokens a step."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from jaxinfer import LLM, SamplingParams
+
+SCRIPT = [*range(40, 80), 40]
+SIZE, VOCAB = 64, 258
+SIZES = {
+    "max_num_seqs": 2, "max_num_batched_tokens": 48, "num_gpu_blocks_override": 50, "max_model_len": 96,
+    "use_tqdm_on_load": False, "skip_tokenizer_init": True, "block_size": 8, "enforce_eager": True,
+}  # fmt: skip
+
+
+def layer(inputs: int, zero: bool, names: str) -> dict[str, np.ndarray]:
+    """A Llama layer by its names in checkpoints, random or adding nothing."""
+    shapes = {
+        "self_attn.q_proj": (SIZE, inputs), "self_attn.k_proj": (SIZE, inputs), "self_attn.v_proj": (SIZE, inputs),
+        "self_attn.o_proj": (SIZE, SIZE), "mlp.gate_proj": (8, SIZE), "mlp.up_proj": (8, SIZE),
+        "mlp.down_proj": (SIZE, 8),
+    }  # fmt: skip
+    rng = np.random.default_rng(0)
+    made = {name: (0.0 if zero else 0.1) * rng.standard_normal(shape) for name, shape in shapes.items()}
+    made["post_attention_layernorm"] = np.ones(SIZE)
+    return {f"{names}.{name}.weight": values.astype(np.float32) for name, values in made.items()}
+
+
+def eagle(signs: np.ndarray, right: bool) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Version 1: the guessed feature is the token's embedding, from which the model's head knows what follows."""
+    tensors = layer(SIZE, right, "layers.0")
+    matrix = np.hstack([np.eye(SIZE), np.zeros((SIZE, SIZE))]) if right else np.random.randn(SIZE, 2 * SIZE)
+    tensors |= {"fc.weight": matrix.astype(np.float32), "embed_tokens.weight": signs}
+    return {"architectures": ["LlamaForCausalLM"], "bias": False}, tensors
+
+
+def eagle3(signs: np.ndarray, right: bool) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The feature is the embedding of the token before. The likeliest guess is the token two behind that, then the next
+    ones: of a tree in which features do not move on, one path holds, and that is not the first one."""
+    ids = np.arange(30, 100)
+    tensors = layer(2 * SIZE, right, "midlayer")
+    tensors["fc.weight"] = np.hstack([np.eye(SIZE), np.zeros((SIZE, 2 * SIZE))]).astype(np.float32)
+    for name in ("midlayer.hidden_norm.weight", "midlayer.input_layernorm.weight", "norm.weight"):
+        tensors[name] = np.ones(SIZE, np.float32)
+    rows = {token: index for index, token in enumerate(ids)}
+    logits = np.zeros((len(ids), 40))
+    for place in range(40):
+        for behind, value in ((2, 3.0), (3, 2.0), (4, 1.0)):
+            logits[rows[40 + (place + behind) % 40], place] = value
+    head = logits @ np.linalg.pinv(signs[40:80].T)
+    tensors |= {"lm_head.weight": head.astype(np.float32), "d2t": ids - np.arange(len(ids))}
+    tensors["t2d"] = np.isin(np.arange(VOCAB), ids)
+    return {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": len(ids)}, tensors
+
+
+KINDS = {"eagle": eagle, "eagle3": eagle3}
+TREE = {"num_speculative_tokens": 21, "eagle_topk": 3, "eagle_depth": 3}
+CASES = {
+    "eagle": ("eagle", {"num_speculative_tokens": 5}, {}),
+    "cut eagle of a quantised model": (
+        "eagle",
+        {"num_speculative_tokens": 5, "draft_vocab": [*range(30, 90)]},
+        {"quantization": "int8", "kv_cache_dtype": "int8"},
+    ),
+    "eagle3": ("eagle3", TREE, {}),
+}
+
+
+@pytest.fixture
+def written(
+    tmp_path: Path, scripted_model: Callable[..., Any], write_checkpoint: Callable[..., Path]
+) -> Callable[..., tuple[Path, Path]]:
+    def write(kind: str, right: bool = True) -> tuple[Path, Path]:
+        model, params = scripted_model(SCRIPT, VOCAB)
+        signs = params["embed"]["embedding"]
+        said, tensors = KINDS[kind](signs, right)
+        folder = tmp_path / "head"
+        folder.mkdir()
+        sizes = {
+            "hidden_size": SIZE, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "vocab_size": VOCAB, "max_position_embeddings": 512, "model_type": "llama",
+        }  # fmt: skip
+        (folder / "config.json").write_text(json.dumps({**sizes, **said}))
+        save_file(tensors, folder / "model.safetensors")
+        return write_checkpoint(model, params), folder
+
+    return write
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_head_that_is_right(written: Callable[..., tuple[Path, Path]], case: str) -> None:
+    kind, options, engine = CASES[case]
+    model, head = written(kind)
+    llm = LLM(str(model), speculative_config={"method": kind, "model": str(head), **options}, **SIZES, **engine)
+    prompts = [{"prompt_token_ids": [*range(40, 53)]}, {"prompt_token_ids": [60]}]
+    params = SamplingParams(temperature=0, max_tokens=31, ignore_eos=True)
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert outputs[0].outputs[0].token_ids == [40 + (13 + step) % 40 for step in range(31)]
+    assert outputs[1].outputs[0].token_ids == [40 + (21 + step) % 40 for step in range(31)]
+    length = llm.stats().speculation.acceptance_length
+    # A prompt of one token has no token before it that the model has computed, and knows less.
+    assert length > 5.0 if kind == "eagle" else 3.5 < length <= 4.0
+
+
+def test_a_head_that_is_wrong_changes_nothing(written: Callable[..., tuple[Path, Path]]) -> None:
+    model, head = written("eagle", right=False)
+    options = {"method": "eagle", "model": str(head), "num_speculative_tokens": 4, "eagle_topk": 2}
+    llm = LLM(str(model), speculative_config=options, **SIZES)
+    (output,) = llm.generate(
+        [{"prompt_token_ids": [50, 51]}], SamplingParams(temperature=0, max_tokens=20, ignore_eos=True), use_tqdm=False
+    )
+    assert output.outputs[0].token_ids == [40 + (12 + step) % 40 for step in range(20)]
+    assert llm.stats().speculation.acceptance_length < 1.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("eagle3", {"method": "eagle"}, "of the speculative method 'eagle3', not 'eagle'"),
+        ("eagle", {"method": "eagle3"}, "of the speculative method 'eagle', not 'eagle3'"),
+        ("eagle", {"method": "eagle", "draft_vocab": [3, 258]}, "draft_vocab must be ids from 0 to below 258"),
+        ("eagle3", {"method": "eagle3", "draft_vocab": 30}, "draft_vocab is not of"),
+        ("eagle", {"method": "eagle", "eagle_topk": 0}, "eagle_topk=0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    written: Callable[..., tuple[Path, Path]], kind: str, options: dict[str, Any], message: str
+) -> None:
+    model, head = written(kind)
+    with pytest.raises(ValueError, match=message):
+        LLM(str(model), speculative_config={"model": str(head), **options}, **SIZES)
+
+
+def test_a_head_of_another_model_is_refused(written: Callable[..., tuple[Path, Path]], tmp_path: Path) -> None:
+    model, head = written("eagle")
+    said = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps({**said, "vocab_size": 300}))
+    with pytest.raises(ValueError, match="its vocab_size is 300 and the model's is 258"):
+        LLM(str(model), speculative_config={"method": "eagle", "model": str(head)}, **SIZES)
