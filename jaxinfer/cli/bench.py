@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from jaxinfer.cli import bench_speculative
 from jaxinfer.cli.engine_loading import load
 from jaxinfer.cli.engine_options import add_engine_options, engine_args
 from jaxinfer.cli.human_int import human_int
@@ -39,6 +40,7 @@ def add_parser(commands: Any) -> None:
     throughput.add_argument("--json", action="store_true", help="print one JSON object, in seconds and shares of 1")
     throughput.add_argument("--output-json", type=Path, metavar="FILE", help="write that JSON object to a file, too")
     add_engine_options(throughput, without=("seed",))
+    bench_speculative.add_parser(kinds)
 
 
 def _add_workload_options(parser: argparse.ArgumentParser) -> None:

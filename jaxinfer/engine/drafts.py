@@ -70,6 +70,7 @@ class Drafts:
             return
         self._stats.draft_seconds += self._last_seconds
         if outcomes:
+            self._stats.num_verify_steps += 1
             self._stats.verify_seconds += device_seconds
             for outcome in outcomes:
                 self._stats.add(outcome.num_accepted, outcome.num_drafted, outcome.draft.depth)

@@ -109,6 +109,7 @@ class OutputProcessor:
         if metrics.speculation is None:
             metrics.speculation = SpeculationStats()
         metrics.speculation.add(outcome.num_accepted, outcome.num_drafted, outcome.draft.depth)
+        metrics.speculation.num_verify_steps += 1
         metrics.speculation.draft_seconds += draft_seconds
         metrics.speculation.verify_seconds += verify_seconds
 

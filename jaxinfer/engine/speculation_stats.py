@@ -15,6 +15,7 @@ class SpeculationStats:
         num_accepted_tokens: how many of these were right.
         num_drafted_per_position: of the drafts, those with a first token, with a second, and so on.
         num_accepted_per_position: in how many of these a token there was right.
+        num_verify_steps: steps with drafts.
         draft_seconds: wall time of guessing. One guess is for several requests, and counts in full for each.
         verify_seconds: the device's time for steps with drafts; likewise.
     """
@@ -24,6 +25,7 @@ class SpeculationStats:
     num_accepted_tokens: int = 0
     num_drafted_per_position: list[int] = field(default_factory=list)
     num_accepted_per_position: list[int] = field(default_factory=list)
+    num_verify_steps: int = 0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
 
