@@ -69,8 +69,8 @@ class _Sight:
         age: steps that the window was drawn in.
         num_known: tokens that the request had when the window was last looked at.
         num_fed: its first tokens whose n-grams are in the pool.
-        draft: the last one with a window; NO_DRAFT when that has been learnt from.
-        first: where the window begins in it.
+        draft: the last one.
+        tips: in it the last token of each column, -1 being the root; none where it has no window.
     """
 
     window: np.ndarray
@@ -79,7 +79,7 @@ class _Sight:
     num_known: int = 0
     num_fed: int = 0
     draft: Draft = NO_DRAFT
-    first: int = 0
+    tips: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -126,7 +126,6 @@ class LookaheadProposer:
             sight = self._sights[outcome.request]
             if outcome.draft is sight.draft:
                 self._learn(sight, outcome)
-            sight.draft = NO_DRAFT
 
     def release(self) -> None:
         """It has no device memory."""
@@ -155,47 +154,36 @@ class LookaheadProposer:
         has_window = count >= shape.window_tokens
         last = request.token_ids(known - 1, known)[0]
         _add_guesses(tree, sight.pool.after(last), count - (shape.window_tokens if has_window else 0))
-        sight.first = len(tree.parents)
-        if has_window:
-            self._add_window(tree, sight.window)
+        sight.tips = _add_window(tree, sight.window) if has_window else []
         if not tree.parents:
             return NO_DRAFT
-        draft = Draft(tuple(tree.token_ids), parents=tuple(tree.parents))
-        sight.draft = draft if has_window else NO_DRAFT
-        return draft
-
-    def _add_window(self, tree: _Tree, window: np.ndarray) -> None:
-        """The oldest tokens as a chain from the root, behind each of them the others of its column."""
-        oldest, *others = window.tolist()
-        tips = [-1]
-        for token in oldest[1:]:
-            tips.append(tree.add(tips[-1], token))
-        for row in others:
-            tips = [tree.add(tip, token) for tip, token in zip(tips, row, strict=True)]
+        sight.draft = Draft(tuple(tree.token_ids), parents=tuple(tree.parents))
+        return sight.draft
 
     def _learn(self, sight: _Sight, outcome: DraftOutcome) -> None:
-        shape = self._shape
-        end = sight.first + shape.window_tokens
-        drawn = (
-            outcome.drawn[1 + end - shape.window : 1 + end] if shape.ngram > 2 else self._behind_chain(sight, outcome)
-        )
-        if min(drawn) < 0:
+        drawn = [outcome.drawn[1 + tip] for tip in sight.tips]
+        if not drawn or min(drawn) < 0:
             return
         sight.age += 1
         # Before that the columns have tokens that nobody has drawn.
-        if sight.age >= shape.ngram - 1:
-            request = outcome.request
-            root = request.token_ids(sight.num_known - 1, sight.num_known)
+        if sight.age >= self._shape.ngram - 1:
             columns = np.vstack([sight.window, drawn]).T.tolist()
-            columns[0][0] = root[0]
+            columns[0][0] = outcome.request.token_ids(sight.num_known - 1, sight.num_known)[0]
             for column in columns:
                 sight.pool.add(column)
         sight.window = np.vstack([sight.window[1:], drawn])
 
-    def _behind_chain(self, sight: _Sight, outcome: DraftOutcome) -> tuple[int, ...]:
-        """Where a column has one token only: the first column's is the root."""
-        begin = 1 + sight.first
-        return (outcome.drawn[0], *outcome.drawn[begin : begin + self._shape.window_tokens])
+
+def _add_window(tree: _Tree, window: np.ndarray) -> list[int]:
+    """The oldest tokens as a chain from the root, behind each of them the others of its column. Returns the last token
+    of each column, -1 being the root."""
+    oldest, *others = window.tolist()
+    tips = [-1]
+    for token in oldest[1:]:
+        tips.append(tree.add(tips[-1], token))
+    for row in others:
+        tips = [tree.add(tip, token) for tip, token in zip(tips, row, strict=True)]
+    return tips
 
 
 def _add_guesses(tree: _Tree, guesses: Sequence[tuple[int, ...]], count: int) -> None:

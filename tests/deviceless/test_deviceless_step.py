@@ -31,6 +31,8 @@ LLAMA_8B = ModelConfig(
 DECODE = StepSpec(num_tokens=32, num_rows=32, table_width=512, sampler=False)
 CHUNK = replace(DECODE, num_tokens=512)
 SAMPLED = replace(DECODE, sampler=True)
+VERIFY = StepSpec(num_tokens=96, num_rows=16, table_width=512, sampler=False, num_logits=96)
+"""16 requests with 5 guesses each."""
 TINY = StepSpec(num_tokens=16, num_rows=8, table_width=8, sampler=False)
 
 Compile = Callable[..., DevicelessStep]
@@ -103,6 +105,16 @@ def test_other_steps_copy_nothing(step: Compile, spec: StepSpec) -> None:
     logits_bytes = 4 * spec.num_rows * LLAMA_8B.vocab_size
     ffn_bytes = 2 * spec.num_tokens * 2 * LLAMA_8B.intermediate_size  # gate and up, bfloat16
     assert other.report.temp_bytes < (8 if spec.sampler else 1) * logits_bytes + 2 * ffn_bytes
+
+
+@pytest.mark.parametrize("tree_width", [0, 6], ids=["chains", "trees"])
+def test_verification_is_one_graph_and_copies_nothing(step: Compile, gpu: str, tree_width: int) -> None:
+    verify = step(gpu, 1, replace(VERIFY, tree_width=tree_width), 2)
+    assert_in_place(verify)
+    assert verify.report.launches_outside_graphs() == () and verify.report.num_command_buffers == 1
+    limit = gpu_target(gpu).spec.shared_memory_per_block
+    for kernel in verify.report.kernels:
+        assert kernel.spill_bytes == 0 and kernel.shared_bytes <= limit, kernel
 
 
 def test_a_prefill_chunk_is_one_graph(step: Compile) -> None:

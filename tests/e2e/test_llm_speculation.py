@@ -172,10 +172,14 @@ def test_a_draft_that_sees_further_than_the_target_keeps_its_cache_is_refused(li
         LLM(**live | {"model_config": windowed}, speculative_config=config)
 
 
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
+LOOKAHEAD = {"method": "lookahead", "window_size": 2, "ngram_size": 4, "guess_set_size": 3}
+
+
 @pytest.mark.real_model
-def test_golden_prompts_and_echoes_by_ngram(smollm2_path: Path, golden: Mapping[str, Any]) -> None:
+@pytest.mark.parametrize("config", [NGRAM, pytest.param(LOOKAHEAD, marks=pytest.mark.slow)], ids=["ngram", "lookahead"])
+def test_golden_prompts_and_echoes(smollm2_path: Path, golden: Mapping[str, Any], config: dict[str, Any]) -> None:
     """Field case 18: what transformers says, with and without guesses."""
-    config = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
     options: dict[str, Any] = {"max_num_seqs": 2, "max_model_len": 512, "max_num_batched_tokens": 16}
     options |= {"enforce_eager": True, "use_tqdm_on_load": False, "num_gpu_blocks_override": 120}
     chosen = golden["prompts"][:4]

@@ -154,6 +154,14 @@ def make(shape: dict[str, int | bool], rng: random.Random) -> tuple[Engine, Devi
     return engine, device, proposer
 
 
+def running(engine: Engine, rng: random.Random) -> Request | None:
+    """One that may be forked; a step with its tree may be in flight."""
+    if rng.random() < 0.5:
+        engine._fill()
+    found = [request for request in engine.scheduler._running if request.num_known_tokens < LONGEST - 1]
+    return rng.choice(found) if found else None
+
+
 SHAPES = st.fixed_dictionaries(
     {
         "nodes": st.integers(1, 12),
@@ -189,7 +197,12 @@ def test_outputs_equal_solo_runs(shape: dict[str, int | bool], seed: int, num_re
             aborted |= {output.request_id for output in engine.abort(rng.choice(list(prompts)))}
         elif event < 0.1:
             engine.reset_prefix_cache(reset_running_requests=rng.random() < 0.5)
-        elif event < 0.13:
+        elif event < 0.16 and len(prompts) < num_requests and (source := running(engine, rng)) is not None:
+            name = str(len(prompts))
+            prompts[name] = source.token_ids(0, source.num_known_tokens)
+            params[name] = SamplingParams(temperature=0, max_tokens=rng.randint(1, 9), n=1)
+            engine.fork(source.request_id, name, params[name])
+        elif event < 0.19:
             for output in engine.suspend():
                 if output.finished:
                     served[output.request_id] = list(output.outputs[0].token_ids)
