@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxinfer.engine.draft import Draft
@@ -83,6 +84,18 @@ def test_the_window_is_jacobi_iteration() -> None:
         columns = [ngram[1:] for ngram in made]
         shift = len(new) - 1
         columns = columns[shift:] + columns[:shift]
+
+
+def test_columns_that_were_overtaken_begin_anew_at_the_end() -> None:
+    """Each step moves the window by the token that it is sure to bring; of two, one column is behind the text."""
+    proposer, request = LookaheadProposer(LookaheadShape(4, 3, 1), from_text=False), request_of(7, 2, 9)
+    proposer.propose([(request, 7)])
+    proposer._sights[request].window = np.array([[10, 20, 30, 40], [11, 21, 31, 41]])
+    request.output_token_ids += [1, 2]
+    (draft,) = proposer.propose([(request, 7)])
+    assert draft.token_ids == (30, 40, 10, 21, 31, 41, 11)
+    request.output_token_ids += [4]
+    assert proposer.propose([(request, 7)])[0] == draft
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 1), (3, 5, 2), (4, 3, 2)])
