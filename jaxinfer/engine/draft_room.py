@@ -141,10 +141,10 @@ class DraftRoom:
         size = self._manager.block_size
         return request.block_ids[place // size] * size + place % size
 
-    def take_moves(self) -> tuple[tuple[int, int], ...]:
-        """What has to be moved before the next step."""
+    def take_changes(self) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+        """Copies and moves within the pool (`StepPlan`) that are due and that no plan has yet."""
         moves, self._moves = tuple(self._moves), []
-        return moves
+        return self._manager.take_copies(), moves
 
     def take_outcomes(self) -> list[DraftOutcome]:
         """Those since the last call."""

@@ -55,7 +55,7 @@ class Drafts:
         if not rows:
             return
         began = self._clock()
-        copies, moves = self._scheduler.take_changes()
+        copies, moves = room.take_changes()
         if copies or moves:
             self._runner.change(copies, moves)
         drafts = self._speculation.propose(rows)

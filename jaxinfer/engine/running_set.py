@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from operator import attrgetter
 
+from jaxinfer.engine.draft import NO_DRAFT
 from jaxinfer.engine.request import Request, RequestStatus
 
 _order = attrgetter("order")
@@ -54,10 +55,10 @@ class RunningSet:
         insort(self._requests, request, key=_order)
 
     def remove(self, request: Request) -> None:
-        """Takes the slot away; the status is the caller's to set."""
+        """Takes the slot away, and with it what was guessed; the status is the caller's to set."""
         del self._requests[bisect_left(self._requests, request.order, key=_order)]
         heapq.heappush(self._free_slots, request.slot)
-        request.slot = -1
+        request.slot, request.draft = -1, NO_DRAFT
         self._num_sync -= _needs_host_tokens(request)
 
     def check_integrity(self) -> None:

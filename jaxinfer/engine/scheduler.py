@@ -9,7 +9,6 @@ from jaxinfer.config import CacheConfig, SchedulerConfig, SpeculationConfig
 from jaxinfer.engine.admission import Admission
 from jaxinfer.engine.capacity import Capacity
 from jaxinfer.engine.chunk_draft import ChunkDraft
-from jaxinfer.engine.draft import NO_DRAFT
 from jaxinfer.engine.draft_room import DraftRoom
 from jaxinfer.engine.kv_waste import KVWaste, count_slots
 from jaxinfer.engine.plan import RowResult, StepPlan, StepResult, UncommittedStep
@@ -267,16 +266,12 @@ class Scheduler:
             if (row.start + 1) % self._block_size == 0:
                 self._reuse.publish(row.request, row.start + 1)
         self._admission.release_followers(rows)
-        plan = StepPlan(tuple(rows), sum(row.num_tokens for row in rows), *self.take_changes())
+        plan = StepPlan(tuple(rows), sum(row.num_tokens for row in rows), *self.draft_room.take_changes())
         self._num_steps += 1
         self._num_tokens += plan.num_tokens
         slots = count_slots(self.block_manager.num_used_blocks, self._block_size, self._running)
         self._uncommitted.append(UncommittedStep(plan, *slots))
         return self.draft_room.scheduled(plan)
-
-    def take_changes(self) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
-        """Copies and moves within the pool (`StepPlan`) that are due and that no plan has yet."""
-        return self.block_manager.take_copies(), self.draft_room.take_moves()
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[tuple[Request, RowResult]]:
         """Appends the drawn tokens of the oldest uncommitted step.
@@ -402,4 +397,3 @@ class Scheduler:
         """Takes slot and blocks away from a running request."""
         self._running.remove(request)
         self._reuse.let_go(request)
-        request.draft = NO_DRAFT
