@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 
+from jaxinfer.cache.paged import kv_cache_bytes, kv_cache_shapes
 from jaxinfer.config import EngineConfig
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.medusa import MedusaConfig
 from jaxinfer.startup.args import EngineArgs
+from jaxinfer.startup.medusa import Medusa
 from jaxinfer.startup.sizing import engine_config
 
 BLOCK_BYTES = 2 * 2 * 2 * 8 * 16 * 4  # layers, K and V, KV heads, head_dim, block_size, float32
@@ -51,6 +54,19 @@ def test_a_pool_of_so_many_bytes_has_more_blocks_of_a_smaller_dtype(
     sized = config(tiny_config, kv_cache_memory_bytes=40 * BLOCK_BYTES, kv_cache_dtype=dtype)
     assert sized.cache.num_blocks == 40 * 32 // row_bytes
     assert sized.kv_dtype == {"fp8": "fp8_e4m3"}.get(dtype, dtype) and sized.runner.dtype == "float32"
+
+
+def test_what_guesses_needs_is_counted(tiny_config: ModelConfig) -> None:
+    """Features in every block; weights and logits of the heads beside the model's."""
+    guesser = Medusa(MedusaConfig(64, 256, 3, own_heads=True), None, None, 5, 3)
+    size, block = 99 * BLOCK_BYTES, BLOCK_BYTES + 16 * 64 * 4
+    args = EngineArgs("m", kv_cache_memory_bytes=size, speculative_config={"method": "medusa", "model": "x"})
+    made = engine_config(args, tiny_config, "float32", loaded=None, guesser=guesser)
+    assert made.cache.num_blocks == size // block < 99
+    shapes = kv_cache_shapes(made.model, made.cache.num_blocks, 16, made.kv_dtype, made.features)
+    assert size - block < kv_cache_bytes(shapes) <= size
+    assert guesser.weight_bytes("float32") == 3 * 4 * (64 * 64 + 64 + 256 * 64)
+    assert guesser.step_bytes(256, 8, 5) == 2 * 4 * 8 * 3 * 256
 
 
 def test_max_model_len(tiny_config: ModelConfig) -> None:
