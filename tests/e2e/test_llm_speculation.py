@@ -177,9 +177,14 @@ LOOKAHEAD = {"method": "lookahead", "window_size": 2, "ngram_size": 4, "guess_se
 
 
 @pytest.mark.real_model
-@pytest.mark.parametrize("config", [NGRAM, pytest.param(LOOKAHEAD, marks=pytest.mark.slow)], ids=["ngram", "lookahead"])
-def test_golden_prompts_and_echoes(smollm2_path: Path, golden: Mapping[str, Any], config: dict[str, Any]) -> None:
-    """Field case 18: what transformers says, with and without guesses."""
+@pytest.mark.parametrize(
+    ("config", "least"),
+    [pytest.param(NGRAM, 1.6, id="ngram"), pytest.param(LOOKAHEAD, 1.2, marks=pytest.mark.slow, id="lookahead")],
+)
+def test_golden_prompts_and_echoes(
+    smollm2_path: Path, golden: Mapping[str, Any], config: dict[str, Any], least: float
+) -> None:
+    """Field case 18: what transformers says, with and without guesses. Lookup guesses only where there is a match."""
     options: dict[str, Any] = {"max_num_seqs": 2, "max_model_len": 512, "max_num_batched_tokens": 16}
     options |= {"enforce_eager": True, "use_tqdm_on_load": False, "num_gpu_blocks_override": 120}
     chosen = golden["prompts"][:4]
@@ -190,4 +195,4 @@ def test_golden_prompts_and_echoes(smollm2_path: Path, golden: Mapping[str, Any]
         outputs = llm.generate(prompts, params, use_tqdm=False)
         assert [output.outputs[0].token_ids for output in outputs] == expected
         echo = llm.generate(" echo" * 48, SamplingParams(temperature=0, max_tokens=24), use_tqdm=False)[0]
-        assert echo.metrics.speculation.acceptance_length > 1.6
+        assert echo.metrics.speculation.acceptance_length > least

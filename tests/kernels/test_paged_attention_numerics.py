@@ -323,6 +323,14 @@ def test_any_mask_among_new_tokens(window: int | None, implementation: str, widt
     assert not out[44].any()
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_masks_in_a_step_of_as_many_tokens_as_rows(window: int | None) -> None:
+    """A few trees and many rows without tokens: tiles are of one token."""
+    ops = make_operands(SMALL, [(5, 20), (1, 9), (3, 3)] + [(0, 0)] * 7, num_tokens=9)
+    ops["tree_mask"] = jnp.asarray(np.random.default_rng(1).random((9, 5)) < 0.4)
+    check(ops, "xla", window=window)
+
+
 step_rows = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 120)), min_size=1, max_size=8)
 
 

@@ -172,7 +172,7 @@ def trees_of_64(eight_tokens: ModelConfig, random_params: Callable[..., Any]) ->
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("method", ["random trees", "lookahead"])
+@pytest.mark.parametrize("method", ["random trees", pytest.param("lookahead", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("requests", "n"), [(1, 1_500), pytest.param(2, 10_000, marks=pytest.mark.slow)])
 def test_triples_of_trees(
     trees_of_64: Bench, eight_tokens: ModelConfig, method: str, setting: str, requests: int, n: int
