@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from jaxinfer.engine.beam_search_params import BeamSearchParams
 from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.engine.stats import EngineStats
@@ -17,6 +19,7 @@ from jaxinfer.serving.engine_thread import AsyncRequest, EngineThread
 from jaxinfer.serving.inputs import Message, Prompt, TokenizedPrompt, render_chat, require_tokenizer, tokenize_prompt
 from jaxinfer.serving.profiling import start_profile, stop_profile
 from jaxinfer.serving.request_stream import RequestStream
+from jaxinfer.serving.scoring import ScoredSequence, scored_sequences
 from jaxinfer.serving.stats_log import StatsLog
 from jaxinfer.startup.args import EngineArgs
 from jaxinfer.startup.loading import load_engine
@@ -135,6 +138,19 @@ class AsyncLLM:
             return AsyncRequest(chosen, tokenize_prompt(prompt, tokenizer), params, priority=0)
 
         return RequestStream(self._thread, prepare, self)
+
+    async def compute_logprobs(
+        self, token_ids: Sequence[Any], *, start: int | Sequence[int] = 1, temperature: float = 1.0
+    ) -> list[np.ndarray]:
+        """Log-probabilities of given tokens, computed beside other requests; see `LLM.compute_logprobs`."""
+
+        async def one(sequence: ScoredSequence) -> np.ndarray:
+            if sequence.is_empty:
+                return sequence.logprobs(None)
+            request = AsyncRequest(uuid.uuid4().hex, sequence.prompt, sequence.params, 0, sequence.scoring)
+            return sequence.logprobs(await RequestStream(self._thread, lambda: request, self))
+
+        return list(await asyncio.gather(*map(one, scored_sequences(token_ids, start, temperature))))
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Ends requests; their streams yield a last output with finish_reason "abort". Unknown ids are fine."""

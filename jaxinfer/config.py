@@ -94,6 +94,7 @@ class RunnerConfig:
         enforce_eager: skip warm-up; programs compile when first needed.
         compilation_cache_dir: folder of the persistent compile cache, or None to leave JAX's setting alone.
         logits_processors: pure JAX functions `(logits[R, V], LogitsContext) -> logits[R, V]`, applied in order.
+        tile: in the deterministic mode, how many tokens are computed at a time; 0 for all of a step.
     """
 
     dtype: str = "float32"
@@ -101,6 +102,7 @@ class RunnerConfig:
     enforce_eager: bool = False
     compilation_cache_dir: str | None = None
     logits_processors: tuple[Callable[..., Any], ...] = ()
+    tile: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype not in ("float32", "bfloat16", "float16"):

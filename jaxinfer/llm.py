@@ -7,6 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from jaxinfer.engine.beam_outputs import BeamSearchOutput, beam_search_output
 from jaxinfer.engine.beam_search_params import BeamSearchParams
 from jaxinfer.engine.outputs import RequestOutput
@@ -26,6 +28,7 @@ from jaxinfer.serving.inputs import (
 )
 from jaxinfer.serving.profiling import start_profile, stop_profile
 from jaxinfer.serving.progress import RequestProgress
+from jaxinfer.serving.scoring import score, scored_sequences
 from jaxinfer.serving.stats_log import StatsLog
 from jaxinfer.serving.step_gate import StepGate
 from jaxinfer.startup.args import EngineArgs
@@ -186,6 +189,28 @@ class LLM:
         items = [tokenize_prompt(prompt, self._parts.tokenizer) for prompt in prompt_list(prompts)]
         outputs = self._serve(items, params, use_tqdm, None)
         return [beam_search_output(output, self._parts.tokenizer) for output in outputs]
+
+    def compute_logprobs(
+        self, token_ids: Sequence[Any], *, start: int | Sequence[int] = 1, temperature: float = 1.0
+    ) -> list[np.ndarray]:
+        """Natural log-probability of each token given those before it, by the same forward pass that generates.
+
+        Args:
+            token_ids: sequences of ids, as lists or arrays, each at most `max_model_len` long.
+            start: index of the first token that is scored, at least 1; one for all sequences, or one for each (the
+                lengths of their prompts, say).
+            temperature: the logits are divided by it, as when tokens are drawn with it.
+
+        Returns:
+            float32[length - start] for each sequence: entry i is the log-probability of ``token_ids[start + i]``.
+
+        Raises:
+            ValueError: an empty sequence, an id outside the vocabulary, or a value out of range.
+            TypeError: something has the wrong type.
+        """
+        sequences = scored_sequences(token_ids, start, temperature)
+        with self._lock:
+            return score(self._parts.engine, sequences, self._counter)
 
     def get_tokenizer(self) -> Tokenizer:
         """Raises ValueError when the engine has none."""

@@ -50,7 +50,9 @@ ALLOWED = {
     }
     | {"startup"},
     # It writes what it has trained, and has the engine write texts to learn from.
-    "training": {"foundation", "models", "checkpoint", "tokenizers", "engine", "front"},
+    # With the engine's own tiles it scores what the engine writes, to the bit.
+    "training": {"foundation", "models", "checkpoint", "tokenizers", "engine", "front", "cache", "runner"}
+    | {"sampling"},
     "cli": {"foundation", "models", "engine", "runner", "checkpoint", "planning", "tokenizers", "startup", "serving"}
     | {"quant", "calibration", "front", "openai", "cluster", "bench", "evaluation", "training"},
 }

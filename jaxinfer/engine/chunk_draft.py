@@ -10,7 +10,16 @@ def num_to_score(request: Request) -> int:
     """Positions not computed yet whose next prompt token wants a log-probability."""
     if request.params.prompt_logprobs is None:
         return 0
+    if num_before_scores(request):
+        return 0
     return max(0, request.num_prompt_tokens - 1 - request.num_computed_tokens)
+
+
+def num_before_scores(request: Request) -> int:
+    """Positions not computed yet before the first that is scored, of a request that scores from some token on."""
+    if request.scoring is None or request.params.prompt_logprobs is None:
+        return 0
+    return max(0, request.scoring.start - 1 - request.num_computed_tokens)
 
 
 class ChunkDraft:
@@ -43,6 +52,8 @@ class ChunkDraft:
             is_last: nobody is offered tokens after it. Saying False wrongly costs a scoring request some rows.
         """
         want = request.num_tokens - request.num_computed_tokens
+        if unscored := num_before_scores(request):
+            want = unscored  # what a row scores comes first in it
         if to_score := num_to_score(request):
             # Half, when others wait: a scoring request would otherwise keep them out until its prompt is done.
             num_rows = 1 + (self.spare_rows if is_last else self.spare_rows // 2)

@@ -16,7 +16,7 @@ from jaxinfer.engine.intake import Intake
 from jaxinfer.engine.output_processor import OutputProcessor
 from jaxinfer.engine.outputs import RequestOutput
 from jaxinfer.engine.plan import DispatchedStep, Runner, Speculation
-from jaxinfer.engine.request import Request, RequestStatus
+from jaxinfer.engine.request import Request, RequestStatus, Scoring
 from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.engine.scheduler import Scheduler
 from jaxinfer.engine.stats import EngineStats, StepClock, engine_stats
@@ -81,6 +81,7 @@ class Engine:
         priority: int = 0,
         arrival_time: float | None = None,
         cache_salt: str | None = None,
+        scoring: Scoring | None = None,
     ) -> None:
         """Queues a request.
 
@@ -95,6 +96,7 @@ class Engine:
             arrival_time: on the engine's clock; None means now.
             cache_salt: only requests with the same one share keys and values through the prefix cache; how long a
                 prompt takes tells nothing about prompts under other salts.
+            scoring: the request only scores its tokens (`jaxinfer.serving.scoring`).
 
         Raises:
             ValueError: this request is refused; the others are unaffected.
@@ -105,6 +107,9 @@ class Engine:
         self.check_alive()
         self._check_awake()
         requests = self._new_requests(request_id, prompt_token_ids, params, priority, arrival_time, cache_salt)
+        if scoring is not None:
+            self._intake.check_scored(scoring)
+            requests[0].scoring = scoring
         self.scheduler.add(requests[0], requests[1:])
         if isinstance(params, BeamSearchParams):
             self._beams.add(request_id, prompt, requests[0], params, self._intake.beam_end_ids(params))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.beam_search_params import BeamSearchParams
-from jaxinfer.engine.request import Request
+from jaxinfer.engine.request import Request, Scoring
 from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.tokenizers.tokenizer import Tokenizer
 
@@ -91,6 +91,13 @@ class Intake:
     def beam_end_ids(self, params: BeamSearchParams) -> frozenset[int]:
         """The ids that end a beam."""
         return frozenset() if params.ignore_eos else self._eos_token_ids
+
+    def check_scored(self, scoring: Scoring) -> None:
+        """Raises ValueError when the last token is none of the vocabulary's; the others are a prompt."""
+        if not 0 <= scoring.last_token < self._vocab_size:
+            raise ValueError(
+                f"token_ids holds {scoring.last_token}, outside the vocabulary's ids 0 to {self._vocab_size - 1}"
+            )
 
     def _for_beams(self, request: Request, params: BeamSearchParams) -> Request:
         """Its draws do not matter, but their log-probabilities, of as many ids as the search needs; max_logprobs is

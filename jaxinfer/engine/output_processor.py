@@ -66,7 +66,7 @@ class OutputProcessor:
             kind=first.params.output_kind,
             metrics=RequestMetrics(arrival_time=first.arrival_time),
             samples=samples,
-            prompt_logprobs=None if first.params.prompt_logprobs is None else [None],
+            prompt_logprobs=_unscored(first),
             num_running=len(samples),
         )
         self._groups[request_id] = group
@@ -190,3 +190,10 @@ class OutputProcessor:
             num_cached_tokens=group.metrics.num_cached_tokens,
             error=group.error,
         )
+
+
+def _unscored(request: Request) -> list[TokenLogprobs | None] | None:
+    """An entry for each prompt token before the first that is scored; None where none is."""
+    if request.params.prompt_logprobs is None:
+        return None
+    return [None] * (1 if request.scoring is None else request.scoring.start)

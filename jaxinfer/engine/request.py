@@ -3,9 +3,24 @@
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from jaxinfer.engine.draft import NO_DRAFT, Draft
 from jaxinfer.engine.sampling_params import SamplingParams
+
+
+class Scoring(NamedTuple):
+    """What a request that only scores its tokens asks for beside `prompt_logprobs`; its one draw is thrown away.
+
+    Attributes:
+        start: index of the first token that is scored, at least 1.
+        temperature: the logits are divided by it; above 0.
+        last_token: the id whose log-probability after the whole prompt is wanted.
+    """
+
+    start: int
+    temperature: float
+    last_token: int
 
 
 class RequestStatus(enum.Enum):
@@ -54,6 +69,7 @@ class Request:
         finish_reason: "stop", "length", "abort" or "error" once finished.
         stop_reason: the stop string or stop token id that ended it, None for EOS.
         error: the message of a request that ended with "error".
+        scoring: of a request that only scores its tokens; None for others.
     """
 
     request_id: str
@@ -86,6 +102,7 @@ class Request:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    scoring: Scoring | None = None
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -22,6 +22,12 @@ def token_buckets(max_num_seqs: int, max_num_batched_tokens: int, num_verified: 
     return tuple(sorted(buckets))
 
 
+def tiled_buckets(max_num_seqs: int, max_num_batched_tokens: int, tile: int) -> tuple[int, ...]:
+    """Step sizes of the deterministic mode, in whole tiles: one for decodes, one for the largest step. A step costs the
+    tiles it fills, so that sizes in between would save nothing but scratch memory."""
+    return tuple(sorted({-(-size // tile) * tile for size in (max_num_seqs, max_num_batched_tokens)}))
+
+
 def bucket_for(num_tokens: int, buckets: tuple[int, ...]) -> int:
     """The smallest bucket that holds `num_tokens`.
 

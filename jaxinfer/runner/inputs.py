@@ -28,6 +28,7 @@ class StepSpec:
         keeps_probabilities: the sampler decides about drafts that were drawn.
         tree_width: Qmax, new tokens of a row whose draft is a tree, at most; 0 without trees.
         typical: the lossy rule that decides what holds of trees; None for none.
+        tile: tokens, and logits rows, that are computed at a time, which T and R are multiples of; 0 for all at once.
     """
 
     num_tokens: int
@@ -39,6 +40,7 @@ class StepSpec:
     keeps_probabilities: bool = False
     tree_width: int = 0
     typical: TypicalAcceptance | None = None
+    tile: int = 0
 
 
 class StepInput(NamedTuple):

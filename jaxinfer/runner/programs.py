@@ -18,6 +18,7 @@ from jaxinfer.runner.eagle_step import EagleHead, EagleStep
 from jaxinfer.runner.inputs import StepSpec, packed_size
 from jaxinfer.runner.slot_moves import MOVES_A_CALL
 from jaxinfer.runner.step import make_forward_step
+from jaxinfer.runner.tiled_step import make_tiled_step
 from jaxinfer.sampling.state import COUNTS_A_CALL, SamplingState, count_tokens, upload_bias, upload_counts
 from jaxinfer.sharding.placement import Placement
 from pallas_kernels.dispatch import current_device
@@ -117,6 +118,8 @@ class Programs:
         config = self.config
         bucket, seqs = bucket_for(num_tokens, self.buckets), config.scheduler.max_num_seqs
         rows = min(bucket, seqs)
+        if tile := config.runner.tile:
+            return StepSpec(bucket, rows, table_width(config), sampler, -(-rows // tile) * tile, tile=tile)
         widest = min(bucket, seqs + config.max_draft_rows)
         logits = widest if widest > rows and num_logits > rows else 0
         speculation = config.speculation
@@ -177,7 +180,8 @@ class Programs:
     def lower(self, spec: StepSpec) -> jax.stages.Lowered:
         """A spec's step function, traced and lowered for the default device."""
         runner = self.config.runner
-        function = make_forward_step(
+        make = make_tiled_step if spec.tile else make_forward_step
+        function = make(
             self.config.model,
             self._params_tree,
             spec,

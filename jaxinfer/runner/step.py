@@ -224,7 +224,13 @@ def make_attention(step: StepInput, spec: StepSpec, config: ModelConfig, block_s
 
 
 def attention_over(
-    config: ModelConfig, *, query_start: jax.Array, context_lens: jax.Array, num_tokens: int, **fields: Any
+    config: ModelConfig,
+    *,
+    query_start: jax.Array,
+    context_lens: jax.Array,
+    num_tokens: int,
+    whole: bool = False,
+    **fields: Any,
 ) -> PagedAttention:
     """The attention of T new tokens in a model's layers.
 
@@ -232,6 +238,7 @@ def attention_over(
         config: of the model.
         query_start, context_lens: as for `paged_attention`.
         num_tokens: T.
+        whole: as for `make_work_list`.
         fields: the other arguments of `PagedAttention`, but the work lists.
     """
     work_lists = tuple(
@@ -243,6 +250,7 @@ def attention_over(
             num_kv_heads=config.num_key_value_heads,
             head_dim=config.head_dim,
             window=window,
+            whole=whole,
         )
         for window in config.windows
     )

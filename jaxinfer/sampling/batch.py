@@ -18,7 +18,8 @@ class SamplingBatch(NamedTuple):
         target: int32, the id whose log-probability is wanted when the row scores; -1 when it draws, -2 when it draws on
             condition that a draft is right, so that nothing is noted of it.
         position: int32, absolute position of the token to be drawn (the prompt's first token has position 0).
-        temperature: float32, 0 takes the largest processed logit.
+        temperature: float32, 0 takes the largest processed logit. Of a row that scores with a temperature, its
+            inverse.
         top_k: int32, 0 keeps all.
         top_p: float32 in (0, 1], 1 keeps all.
         min_p: float32 in [0, 1], 0 keeps all.

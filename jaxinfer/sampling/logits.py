@@ -53,6 +53,12 @@ class LogitsContext(NamedTuple):
 LogitsProcessor = Callable[[jax.Array, LogitsContext], jax.Array]
 
 
+def scaled_rows(logits: jax.Array, factor: jax.Array) -> jax.Array:
+    """``logits[R, V] * factor[R]``. A branch of its own, so that the products are rounded: XLA would fuse them with a
+    difference that follows, and LLVM make one operation of the two."""
+    return lax.cond(jnp.any(factor != 1.0), lambda: logits * factor[:, None], lambda: logits)
+
+
 def apply_bias(logits: jax.Array, bias: jax.Array, use_bias: jax.Array) -> jax.Array:
     """Adds bias[R, V] (-inf bans) to the rows of logits[R, V] whose use_bias[R] is set."""
     return jnp.where(use_bias[:, None] > 0, logits + bias, logits)

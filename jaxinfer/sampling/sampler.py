@@ -1,7 +1,7 @@
 """The sampler: logits rows -> drawn tokens and log-probabilities, on the device, one program for every mix of rows."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -11,18 +11,28 @@ from jax import lax
 from jaxinfer.config import TypicalAcceptance
 from jaxinfer.sampling.batch import SamplingBatch
 from jaxinfer.sampling.draft_rows import DraftRows, DrawnDrafts
-from jaxinfer.sampling.logits import LogitsContext, LogitsProcessor, apply_bias, apply_penalties, keep_candidates
+from jaxinfer.sampling.logits import (
+    LogitsContext,
+    LogitsProcessor,
+    apply_bias,
+    apply_penalties,
+    keep_candidates,
+    scaled_rows,
+)
 from jaxinfer.sampling.noise import gumbel_noise
 from jaxinfer.sampling.rejection import rejection_scores
 from jaxinfer.sampling.state import SamplingState, record_tokens
 from jaxinfer.sampling.typical import typical_tokens
+
+Normalize = Callable[[jax.Array], jax.Array]
 
 CPU_BLOCK = 8
 """Rows perturbed together on the CPU, at most: some arrays of 8 rows of a vocabulary fit its cache."""
 
 
 class Logprobs(NamedTuple):
-    """log_softmax of the raw model logits: no bias, penalty, processor, temperature or filter changes it.
+    """log_softmax of the raw model logits: no bias, penalty, processor, temperature or filter changes it; of rows that
+    score with a temperature, of the logits over that.
 
     All zero when no row of the step has `want_logprobs`.
 
@@ -73,6 +83,7 @@ def sample(
     num_logprobs: int = 0,
     drafts: DraftRows | None = None,
     typical: TypicalAcceptance | None = None,
+    normalize: Normalize | None = None,
 ) -> tuple[SamplerOutput, SamplingState]:
     """Draws a token in every row that draws, and gathers log-probabilities where they are wanted.
 
@@ -87,6 +98,7 @@ def sample(
         num_logprobs: k of `top_ids` (static), at most V.
         drafts: where steps may verify drafts, the tokens that rows are behind of.
         typical: a lossy rule by which rows get guesses that follow them (static); None gives them what they draw.
+        normalize: gives ``float32[R]``, the log of the sum of the exponentials of rows, in place of `logsumexp`.
     """
     processed = _process(logits, batch, state, processors, drafts)
     random = batch.draws & (batch.temperature > 0)
@@ -112,7 +124,9 @@ def sample(
         )
     logprobs = lax.cond(
         jnp.any(batch.want_logprobs > 0),
-        lambda: compute_logprobs(logits, jnp.where(batch.draws, tokens, batch.target), num_logprobs),
+        lambda: compute_logprobs(
+            _scored(logits, batch), jnp.where(batch.draws, tokens, batch.target), num_logprobs, normalize
+        ),
         lambda: _no_logprobs(logits.shape[0], num_logprobs),
     )
     output = SamplerOutput(
@@ -123,6 +137,11 @@ def sample(
     )
     slot = jnp.where(batch.records, batch.slot, state.last_tokens.shape[0])
     return output, record_tokens(state, slot, tokens, batch.use_counts > 0)
+
+
+def _scored(logits: jax.Array, batch: SamplingBatch) -> jax.Array:
+    """The logits, over the temperature in rows that score with one."""
+    return scaled_rows(logits, jnp.where(batch.draws | (batch.temperature == 0), 1.0, batch.temperature))
 
 
 def first_largest(values: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -141,9 +160,11 @@ def all_finite(logits: jax.Array) -> jax.Array:
     return jnp.isfinite(jnp.max(logits, axis=1)) & jnp.isfinite(jnp.min(logits, axis=1))
 
 
-def compute_logprobs(logits: jax.Array, target: jax.Array, num_logprobs: int) -> Logprobs:
-    """Log-probabilities of logits[R, V] for target[R] and for the `num_logprobs` best."""
-    normalizers = jax.nn.logsumexp(logits, axis=1)
+def compute_logprobs(
+    logits: jax.Array, target: jax.Array, num_logprobs: int, normalize: Normalize | None = None
+) -> Logprobs:
+    """Log-probabilities of logits[R, V] for target[R] and for the `num_logprobs` best; `normalize` as for `sample`."""
+    normalizers = jax.nn.logsumexp(logits, axis=1) if normalize is None else normalize(logits)
     target_logits = jnp.take_along_axis(logits, target[:, None], axis=1)
     top_logits, top_ids = lax.top_k(logits, num_logprobs)
     return Logprobs(

@@ -72,6 +72,7 @@ class SlotTable:
         self.custom_processors = custom_processors
         self._constants = np.zeros((NUM_FIELDS, num_slots), np.int32)
         self._needs_sampler = np.zeros(num_slots, bool)
+        self._score_factors = np.zeros(num_slots, np.float32)
         self._owners: list[tuple[Request, int] | None] = [None] * num_slots
         self._bias_keys: list[BiasKey | None] = [None] * num_slots
         self._watched: set[int] = set()
@@ -112,8 +113,9 @@ class SlotTable:
                     self._count(row, inputs.counted)
                 if num_drafted:
                     drafted.append((len(slots), row))
+                kind = request.scoring.last_token if request.scoring else VERIFIES if num_drafted else DRAWS
                 slots += [slot] * (1 + num_drafted)
-                targets += [VERIFIES if num_drafted else DRAWS] * (1 + num_drafted)
+                targets += [kind] * (1 + num_drafted)
                 positions.append(position)
                 positions += [position + depth for depth in row.draft.depths()]
         needs_sampler = self.custom_processors or bool(self._needs_sampler[slots].any())
@@ -167,9 +169,11 @@ class SlotTable:
 
     def _make_scoring(self, packed: np.ndarray, scored: np.ndarray) -> None:
         """Scored rows write nothing, are not processed, and want logprobs even if the request's draws do not."""
+        slots = packed[FIELD["slot"]].copy()
         for name, value in (("slot", self.num_slots), ("temperature", 0), ("use_bias", 0), ("use_counts", 0)):
             packed[FIELD[name], scored] = value
         packed[FIELD["want_logprobs"], scored] = 1
+        packed[FIELD["temperature"], scored] = self._score_factors[slots[scored]].view(np.int32)
 
     def _admit(self, request: Request, counts_uploads: list[tuple[int, np.ndarray]]) -> None:
         """Takes note of the request that has this slot now; an earlier admission's device state is stale."""
@@ -179,6 +183,8 @@ class SlotTable:
         self._bias_keys[slot] = None
         self._constants[:, slot] = request_column(request, keeps_counts)
         self._needs_sampler[slot] = params.needs_sampler
+        scoring = request.scoring
+        self._score_factors[slot] = 0.0 if scoring is None or scoring.temperature == 1.0 else 1 / scoring.temperature
         if has_static_bias(params) or has_changing_bias(params):
             self._watched.add(slot)
         else:

@@ -12,6 +12,7 @@ from typing import Any
 from jaxinfer.engine.errors import EngineDeadError
 from jaxinfer.engine.outputs import RequestOutput
 from jaxinfer.engine.replicas import AnyEngine
+from jaxinfer.engine.request import Scoring
 from jaxinfer.serving.held_intake import HeldIntake, run_task
 from jaxinfer.serving.inputs import TokenizedPrompt
 from jaxinfer.serving.mailbox import Mailbox
@@ -27,6 +28,7 @@ class AsyncRequest:
     prompt: TokenizedPrompt
     params: RequestParams
     priority: int
+    scoring: Scoring | None = None
 
 
 class EngineThread:
@@ -72,6 +74,7 @@ class EngineThread:
                 prompt=prompt.text,
                 priority=request.priority,
                 cache_salt=prompt.cache_salt,
+                scoring=request.scoring,
             )
             self._mailboxes[request.request_id] = mailbox
 

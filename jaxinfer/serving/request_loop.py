@@ -4,6 +4,7 @@ from types import TracebackType
 
 from jaxinfer.engine.outputs import RequestOutput
 from jaxinfer.engine.replicas import AnyEngine
+from jaxinfer.engine.request import Scoring
 from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.serving.inputs import TokenizedPrompt
 from jaxinfer.serving.interrupt import DeferredInterrupt
@@ -40,7 +41,12 @@ class RequestLoop:
         return len(self._unfinished)
 
     def add(
-        self, request_id: str, prompt: TokenizedPrompt, params: SamplingParams, arrival_time: float | None = None
+        self,
+        request_id: str,
+        prompt: TokenizedPrompt,
+        params: SamplingParams,
+        arrival_time: float | None = None,
+        scoring: Scoring | None = None,
     ) -> None:
         """Queues a request; arguments and errors are those of `Engine.add_request`."""
         self._engine.add_request(
@@ -50,6 +56,7 @@ class RequestLoop:
             prompt=prompt.text,
             arrival_time=arrival_time,
             cache_salt=prompt.cache_salt,
+            scoring=scoring,
         )
         self._unfinished.add(request_id)
 

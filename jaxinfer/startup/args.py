@@ -88,6 +88,10 @@ class EngineArgs:
             generation_config.json, "vllm" is none (vLLM's defaults), else a folder with such a file.
         override_generation_config: entries that replace those of the generation config (an eos_token_id joins the
             other ends).
+        deterministic: a request's tokens and log-probabilities are the same bits whatever the batch, the chunk sizes,
+            prefix hits and preemptions, and those of `jaxinfer.training.token_logprobs(..., deterministic=True)`:
+            tokens are computed in fixed tiles, see `jaxinfer.runner.fixed_tiles`. A step costs a whole number of tiles
+            (32 tokens on the CPU, 128 on a GPU). Not together with speculation.
         disable_log_stats: do not write a line about the engine's load to the "jaxinfer" logger every ten seconds.
         use_tqdm_on_load: show progress bars while weights are read and programs are compiled.
 
@@ -132,6 +136,7 @@ class EngineArgs:
     speculative_config: Mapping[str, Any] | None = None
     speculative_model: str | Path | None = None
     num_speculative_tokens: int | str | None = None
+    deterministic: bool = False
     generation_config: str | Path = "auto"
     override_generation_config: Mapping[str, Any] | None = None
     disable_log_stats: bool = False
@@ -183,6 +188,7 @@ class EngineArgs:
             "load_in_8bit",
             "load_in_4bit",
             "bnb_4bit_use_double_quant",
+            "deterministic",
             "disable_log_stats",
             "use_tqdm_on_load",
         ):
@@ -204,7 +210,16 @@ class EngineArgs:
             check_override(self.override_generation_config)
         self._check_logits_processors()
         self._check_tokenizer()
-        _ = self.speculative_options
+        if self.speculative_options is not None and self.deterministic:
+            raise ValueError(
+                "deterministic=True computes every token in a tile of its own rows, which verifying drafts does not do "
+                "yet: leave out speculative_config (and its short forms), or deterministic"
+            )
+        if self.deterministic and 64 % self.block_size:
+            raise ValueError(
+                f"block_size={self.block_size} with deterministic=True must divide 64, the positions that attention "
+                "takes at a time there; use 16"
+            )
 
     def _check_quantization(self) -> None:
         names = ("quantization", "load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_compute_dtype")

@@ -22,7 +22,8 @@ from jaxinfer.planning.memory import (
 from jaxinfer.planning.step_memory import step_memory
 from jaxinfer.quant.gpu_matmul import rounds_activations
 from jaxinfer.quant.plan import QuantPlan
-from jaxinfer.runner.buckets import token_buckets
+from jaxinfer.runner.buckets import tiled_buckets, token_buckets
+from jaxinfer.runner.fixed_tiles import tile_tokens
 from jaxinfer.runner.kv_support import require_kv_dtype, slow_pool
 from jaxinfer.startup.args import EngineArgs
 from jaxinfer.startup.device_memory import DeviceMemory, device_memory
@@ -70,12 +71,15 @@ def engine_config(
     max_num_seqs, max_num_batched_tokens = _concurrency(args, platform, memory)
     speculation = speculation_config(args.speculative_options, guesser, platform)
     guesses = 0 if speculation is None else speculation.num_tokens * min(speculation.max_running, max_num_seqs)
+    tile = tile_tokens(platform) if args.deterministic else 0
     scheduler = SchedulerConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         policy="priority" if args.scheduling_policy == "priority" else "fcfs",
-        token_buckets=token_buckets(max_num_seqs, max_num_batched_tokens, guesses and guesses + max_num_seqs),
+        token_buckets=tiled_buckets(max_num_seqs, max_num_batched_tokens, tile)
+        if tile
+        else token_buckets(max_num_seqs, max_num_batched_tokens, guesses and guesses + max_num_seqs),
     )
     shapes = param_shapes(model, jax.numpy.dtype(dtype), plan) if loaded is None else loaded
     weights = tree_bytes(jax.tree.leaves(shapes))
@@ -110,6 +114,7 @@ def engine_config(
             enforce_eager=args.enforce_eager,
             compilation_cache_dir=compilation_cache_dir(args),
             logits_processors=args.logits_processors,
+            tile=tile,
         ),
         seed=args.seed,
         speculation=speculation,

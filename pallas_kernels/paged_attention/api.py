@@ -123,6 +123,7 @@ def make_work_list(
     num_kv_heads: int,
     head_dim: int,
     window: int | None = None,
+    whole: bool = False,
     implementation: str | None = None,
 ) -> WorkList:
     """How a step's work is cut up, computed once on the device and shared by all layers of the same window.
@@ -132,6 +133,8 @@ def make_work_list(
         num_tokens: T, static, as the following.
         num_heads, num_kv_heads, head_dim: N, K, H.
         window: of the layers.
+        whole: no tile's context is cut into pieces, so that what a token sees is added up in an order that depends on
+            its position alone; slow for few tokens with long contexts. For ``T <= B`` only.
         implementation: as for `paged_attention`.
 
     Returns:
@@ -148,6 +151,8 @@ def make_work_list(
     if num_kv_heads < 1 or num_heads % num_kv_heads:
         raise ValueError(f"num_heads={num_heads} must be a multiple of num_kv_heads={num_kv_heads}")
     _check_options(None, window, None)
+    if whole and num_tokens > rows:
+        raise ValueError(f"whole=True is for steps of single tokens, and {num_tokens} tokens are more than {rows} rows")
     window = None if window is None else min(window, WIDEST)
     # The pool is not known here: what the kernel cannot do with it is found out in `paged_attention`.
     check = partial(
@@ -170,6 +175,7 @@ def make_work_list(
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             window=window,
+            whole=whole,
         )
     return WorkList(plan, name, num_tokens, window)
 

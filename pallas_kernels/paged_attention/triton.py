@@ -15,11 +15,21 @@ from pallas_kernels.byte_pairs import as_pairs, needs_pairs
 from pallas_kernels.dispatch import Device, current_device
 from pallas_kernels.kv_format import format_of, head_dim_of
 from pallas_kernels.paged_attention.config import HOPPER, TileConfig, split_policy, tile_config
-from pallas_kernels.paged_attention.split_plan import UNIT, SplitPlan, TileList, make_split_plan
+from pallas_kernels.paged_attention.split_plan import (
+    UNIT,
+    ListPolicy,
+    SplitPlan,
+    SplitPolicy,
+    TileList,
+    make_split_plan,
+)
 from pallas_kernels.paged_attention.triton_kernel import KernelSpec, MergeSpec, attend_kernel, merge_kernel
 from pallas_kernels.triton_call import triton_call
 
 MAX_GROUP = 16
+
+WHOLE = 1 << 30
+"""A piece longer than any context."""
 
 
 def check_triton(
@@ -79,8 +89,10 @@ def make_work_list_triton(
     num_kv_heads: int,
     head_dim: int,
     window: int | None = None,
+    whole: bool = False,
 ) -> SplitPlan:
-    """The step's plan for `paged_attention_triton`; see `make_split_plan` for the arguments.
+    """The step's plan for `paged_attention_triton`; see `make_split_plan` for the arguments. With `whole` it cuts no
+    tile's context.
 
     Raises:
         NotImplementedError: more query heads a KV head than a tile has rows.
@@ -95,6 +107,8 @@ def make_work_list_triton(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
     )
+    if whole:
+        policy = SplitPolicy(ListPolicy(policy.short.block_m, 1, WHOLE), None)
     return make_split_plan(query_start, context_lens, num_tokens=num_tokens, group=group, window=window, policy=policy)
 
 
