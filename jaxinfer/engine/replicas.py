@@ -10,6 +10,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.engine.beam_search_params import BeamSearchParams
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.outputs import RequestOutput
+from jaxinfer.engine.request import Scoring
 from jaxinfer.engine.router import OUTPUT_GUESS, Router, Work
 from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.engine.stats import EngineStats, sum_of_stats
@@ -91,6 +92,7 @@ class Replicas:
         priority: int = 0,
         arrival_time: float | None = None,
         cache_salt: str | None = None,
+        scoring: Scoring | None = None,
     ) -> None:
         """Queues a request on the replica that `Router` chooses."""
         self.check_alive()
@@ -106,6 +108,7 @@ class Replicas:
             priority=priority,
             arrival_time=arrival_time,
             cache_salt=cache_salt,
+            scoring=scoring,
         )
         self._router.begin(request_id, work, chosen)
 

@@ -179,24 +179,26 @@ class Programs:
 
     def lower(self, spec: StepSpec) -> jax.stages.Lowered:
         """A spec's step function, traced and lowered for the default device."""
-        runner = self.config.runner
-        make = make_tiled_step if spec.tile else make_forward_step
-        function = make(
-            self.config.model,
-            self._params_tree,
-            spec,
-            block_size=self.config.cache.block_size,
-            num_logprobs=self.num_logprobs,
-            processors=runner.logits_processors,
-            eagle=None if self.eagle is None else self._eagle_step(self.eagle),
-        )
+        static = (self.config.model, self._params_tree, spec)
+        options: dict[str, Any] = {
+            "block_size": self.config.cache.block_size,
+            "num_logprobs": self.num_logprobs,
+            "processors": self.config.runner.logits_processors,
+        }
+        if spec.tile:
+            function = make_tiled_step(*static, **options)
+        else:
+            eagle = None if self.eagle is None else self._eagle_step(self.eagle)
+            function = make_forward_step(*static, **options, eagle=eagle)
         packed = jax.ShapeDtypeStruct((packed_size(spec),), jnp.int32)
-        options = self._gpu_options if current_device().platform == "gpu" else None
+        compiler_options = self._gpu_options if current_device().platform == "gpu" else None
         places = (self.config.max_draft_rows, self.config.model.vocab_size)
         extras: tuple[Any, ...] = (jax.ShapeDtypeStruct(places, jnp.float32),) if spec.keeps_probabilities else ()
         if self.eagle is not None:
             extras = (None, tuple(map(self._placement.shape, jax.tree.leaves(self.eagle.params))))
-        return jax.jit(function, donate_argnums=(1, 2), compiler_options=options).lower(*self._shapes, packed, *extras)
+        return jax.jit(function, donate_argnums=(1, 2), compiler_options=compiler_options).lower(
+            *self._shapes, packed, *extras
+        )
 
     def _eagle_step(self, eagle: EagleHead) -> EagleStep:
         return EagleStep(eagle.model, jax.tree.structure(eagle.params), self.config.cache.block_size)

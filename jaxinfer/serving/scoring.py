@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.outputs import RequestOutput
+from jaxinfer.engine.replicas import AnyEngine
 from jaxinfer.engine.request import Scoring
 from jaxinfer.engine.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.serving.inputs import TokenizedPrompt
@@ -100,7 +100,7 @@ def scored_sequences(token_ids: Any, start: int | Sequence[int], temperature: fl
     return found
 
 
-def score(engine: Engine, sequences: Sequence[ScoredSequence], counter: Iterator[int]) -> list[np.ndarray]:
+def score(engine: AnyEngine, sequences: Sequence[ScoredSequence], counter: Iterator[int]) -> list[np.ndarray]:
     """The log-probabilities of each sequence, in their order, all computed together.
 
     Args:
