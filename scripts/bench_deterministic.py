@@ -73,8 +73,7 @@ def seconds_for(llm: LLM, work: Work, seed: int) -> float:
     """How long an engine takes for the work."""
     draw = random.Random(seed)
     prompts = [
-        {"prompt_token_ids": [draw.randint(SIZES = {"max_num_seqs": 32, "max_num_batched_tokens": 512, "max_model_len": 512}
-FIRST_TOKEN_ID, LAST_TOKEN_ID) for _ in range(work.prompt)]}
+        {"prompt_token_ids": [draw.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID) for _ in range(work.prompt)]}
         for _ in range(work.requests)
     ]
     params = SamplingParams(temperature=0, max_tokens=work.output, ignore_eos=True, detokenize=False)
