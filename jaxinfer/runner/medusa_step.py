@@ -10,6 +10,7 @@ from jax import lax
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.medusa import MedusaConfig, MedusaHeads
+from jaxinfer.sampling.best_rows import best_of_rows
 
 
 def make_medusa_step(
@@ -43,7 +44,7 @@ def make_medusa_step(
             output = {"params": jax.tree.unflatten(token_tree, token_leaves)}
             rows = Decoder(model).apply(output, rows, method=Decoder.logits)
         logits = rows.astype(jnp.float32)
-        best, ids = lax.top_k(logits, num_candidates)
+        best, ids = best_of_rows(logits, num_candidates)
         logprobs = best - jax.nn.logsumexp(logits, axis=1, keepdims=True)
         packed = jnp.stack([ids, lax.bitcast_convert_type(logprobs, jnp.int32)])
         by_head = packed.reshape(2, heads.num_heads, hidden.shape[0], num_candidates)
