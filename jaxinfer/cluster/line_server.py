@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from jaxinfer.engine.errors import EngineDeadError
+from jaxinfer.engine.replicas import num_lost
 from jaxinfer.openai.batch_input import BatchLine, parse_line
 from jaxinfer.openai.batch_result import line_answer, line_result
 from jaxinfer.openai.request import RequestReader
@@ -87,5 +88,7 @@ class LineServer:
         finally:
             for stream in streams:
                 await stream.aclose()
-        self._parts.engine.check_alive()
+        if num_lost(self._parts.engine):
+            self._parts.engine.check_alive()
+            raise EngineDeadError("a replica of the engine is dead; its requests are done again")
         return line_answer(line, request, outputs, self._model_name)

@@ -218,3 +218,8 @@ def _num_output_tokens(params: SamplingParams | BeamSearchParams) -> int:
 
 AnyEngine: TypeAlias = Engine | Replicas
 """What a front door serves requests with."""
+
+
+def num_lost(engine: AnyEngine) -> int:
+    """Replicas that are dead; an engine that is alone is one."""
+    return sum(each.is_dead for each in (engine.engines if isinstance(engine, Replicas) else [engine]))

@@ -1,11 +1,12 @@
 """A batch job: the lines of a file through an engine, results written as they finish."""
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from jaxinfer.engine.outputs import RequestOutput
-from jaxinfer.engine.replicas import AnyEngine
+from jaxinfer.engine.replicas import AnyEngine, num_lost
 from jaxinfer.openai.batch_input import BatchLine
 from jaxinfer.openai.batch_output import BatchOutput
 from jaxinfer.openai.batch_result import line_answer, line_result
@@ -47,6 +48,7 @@ class BatchJob:
         self._model_name = model_name
         self._on_result = on_result
         self._serving: dict[str, tuple[_Serving, int]] = {}
+        self._again: deque[BatchLine] = deque()
         self._results: list[dict[str, Any]] = []
 
     def run(self, lines: Iterable[BatchLine]) -> None:
@@ -65,9 +67,31 @@ class BatchJob:
                     self._begin(line, loop)
                     line = next(remaining, None)
                 if len(loop):
-                    for output in loop.step():
-                        self._collect(output)
+                    self._step(loop)
+                if line is None and self._again:
+                    line = self._again.popleft()
                 self._write()
+
+    def _step(self, loop: RequestLoop) -> None:
+        """Lines of a replica that dies are served again, by the others."""
+        lost = num_lost(self._engine)
+        outputs = loop.step()
+        has_lost = num_lost(self._engine) > lost
+        for output in outputs:
+            serving, place = self._serving.pop(output.request_id, (None, 0))
+            if serving is None:
+                continue
+            if has_lost and output.error is not None:
+                self._give_up(serving, loop)
+            else:
+                self._collect(serving, place, output)
+
+    def _give_up(self, serving: _Serving, loop: RequestLoop) -> None:
+        others = [request_id for request_id, (line, _) in self._serving.items() if line is serving]
+        loop.abort(*others)
+        for request_id in others:
+            del self._serving[request_id]
+        self._again.append(serving.line)
 
     def _begin(self, line: BatchLine, loop: RequestLoop) -> None:
         added: list[str] = []
@@ -87,8 +111,7 @@ class BatchJob:
                 del self._serving[request_id]
             self._results.append(line_result(line, 400, error=str(error)))
 
-    def _collect(self, output: RequestOutput) -> None:
-        serving, place = self._serving.pop(output.request_id)
+    def _collect(self, serving: _Serving, place: int, output: RequestOutput) -> None:
         serving.outputs[place] = output
         if len(serving.outputs) == len(serving.request.prompts):
             outputs = [serving.outputs[place] for place in sorted(serving.outputs)]

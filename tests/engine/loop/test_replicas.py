@@ -1,9 +1,11 @@
 """Several engines behind the interface of one, on devices in numpy whose steps end when the test says so."""
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +16,12 @@ from jaxinfer.engine.beam_search_params import BeamSearchParams
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.errors import EngineAsleepError, EngineDeadError
 from jaxinfer.engine.outputs import RequestOutput
-from jaxinfer.engine.replicas import Replicas
+from jaxinfer.engine.replicas import Replicas, num_lost
 from jaxinfer.engine.sampling_params import RequestOutputKind, SamplingParams
+from jaxinfer.openai.batch_input import BatchLine
+from jaxinfer.openai.batch_job import BatchJob
+from jaxinfer.openai.batch_output import BatchOutput
+from jaxinfer.openai.request import RequestReader
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, output_kind=RequestOutputKind.FINAL_ONLY)
 
@@ -246,6 +252,22 @@ def test_one_replica_dies_and_the_others_go_on(make_group: Any, where: str, capl
     for call in (group.replicas.step, group.replicas.check_alive, lambda: group.add("x")):
         with pytest.raises(EngineDeadError):
             call()
+
+
+def test_a_batch_goes_on_without_a_replica(make_group: Any, tmp_path: Path) -> None:
+    """What the dead one had is served by the other, lines with prompts on both included."""
+    group, lines = make_group(max_num_seqs=2), []
+    for number in range(1, 20):
+        body = {"prompt": [[3 + number], [5, number]] if number % 3 else [3 + number], "max_tokens": 6}
+        lines.append(BatchLine(number, str(number), "/v1/completions", {**body, "temperature": 0}))
+    group.harnesses[1].device.fail_in_result_of = 9
+    with BatchOutput(tmp_path / "out.jsonl") as output:
+        BatchJob(group.replicas, RequestReader(None, {}, "model"), output, "model").run(lines)
+    results = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert num_lost(group.replicas) == 1
+    assert sorted(int(result["custom_id"]) for result in results) == list(range(1, 20))
+    assert {result["response"]["status_code"] for result in results} == {200}
+    group.harnesses[0].check_idle()
 
 
 def test_all_replicas_sleep_and_wake(make_group: Any) -> None:
