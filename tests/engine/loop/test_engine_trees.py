@@ -81,7 +81,8 @@ class Device:
 
     def result(self, row: ScheduledRow, new: list[Prefix]) -> RowResult:
         tokens = row.request.token_ids(0, row.start)
-        for place in range(row.start):
+        window = self.config.model.sliding_window or LONGEST
+        for place in range(max(0, row.start - window + 1), row.start):
             assert self.pool.get(self.slot(row.request, place), ()) == tuple(tokens[: place + 1])
         if not row.samples:
             return RowResult(None)
@@ -135,7 +136,7 @@ class RandomTrees:
     def restore(self) -> None: ...
 
 
-def make(shape: dict[str, int | bool], rng: random.Random) -> tuple[Engine, Device, Any]:
+def make(shape: dict[str, Any], rng: random.Random) -> tuple[Engine, Device, Any]:
     nodes = depth = int(shape["nodes"])
     proposer: Any = RandomTrees(rng)
     if shape.get("lookahead"):
@@ -143,7 +144,7 @@ def make(shape: dict[str, int | bool], rng: random.Random) -> tuple[Engine, Devi
         nodes, depth, proposer = look.tokens, look.depth, LookaheadProposer(look, from_text=rng.random() < 0.5)
     guess = SpeculationConfig(nodes, max_running=SEQS, tree_depth=depth)
     config = EngineConfig(
-        ModelConfig(VOCAB, 8, 8, 1, 1, max_position_embeddings=LONGEST),
+        ModelConfig(VOCAB, 8, 8, 1, 1, max_position_embeddings=LONGEST, sliding_window=shape.get("window")),
         CacheConfig(int(shape["block_size"]), int(shape["num_blocks"]), enable_prefix_caching=bool(shape["caching"])),
         SchedulerConfig(SEQS, int(shape["budget"]), LONGEST),
         RunnerConfig(),
@@ -170,13 +171,14 @@ SHAPES = st.fixed_dictionaries(
         "budget": st.integers(SEQS, 60),
         "caching": st.booleans(),
         "lookahead": st.sampled_from([False, False, True]),
+        "window": st.sampled_from([None, None, 1, 3, 8]),
     }
 )
 
 
 @settings(max_examples=60, deadline=None)
 @given(shape=SHAPES, seed=st.integers(0, 2**32), num_requests=st.integers(1, 10))
-def test_outputs_equal_solo_runs(shape: dict[str, int | bool], seed: int, num_requests: int) -> None:
+def test_outputs_equal_solo_runs(shape: dict[str, Any], seed: int, num_requests: int) -> None:
     rng = random.Random(seed)
     # As many blocks as one request needs, and some more.
     shape = {**shape, "num_blocks": 1 + -(-LONGEST // int(shape["block_size"])) + int(shape["num_blocks"])}
@@ -221,7 +223,7 @@ def test_outputs_equal_solo_runs(shape: dict[str, int | bool], seed: int, num_re
 
 def test_what_the_property_is_about_happens() -> None:
     """Paths hold that are not the first tokens of their trees, and their contents are moved, in small blocks."""
-    shape: dict[str, int | bool] = {"nodes": 9, "block_size": 2, "num_blocks": 60, "budget": 50, "caching": True}
+    shape: dict[str, Any] = {"nodes": 9, "block_size": 2, "num_blocks": 60, "budget": 50, "caching": True}
     engine, device, proposer = make(shape, random.Random(0))
     for name in range(6):
         engine.add_request(
@@ -233,7 +235,7 @@ def test_what_the_property_is_about_happens() -> None:
 
 
 def test_a_tree_where_chains_are_expected() -> None:
-    shape: dict[str, int | bool] = {"nodes": 4, "block_size": 4, "num_blocks": 30, "budget": 20, "caching": True}
+    shape: dict[str, Any] = {"nodes": 4, "block_size": 4, "num_blocks": 30, "budget": 20, "caching": True}
     engine, _, _ = make(shape, random.Random(0))
     engine.add_request("r", [1, 2], SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
     engine.step()
