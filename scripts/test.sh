@@ -13,8 +13,10 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export JAX_PLATFORMS=cpu
 
-# What depends on JAX and on Python: repeated on the newest of both. Files, tokenizers and commands are not.
-core=(tests/{cache,engine,kernels,models,runner,sampling,serving} tests/e2e/test_{golden,llm,async_llm}.py)
+# What depends on JAX and on Python: repeated on the newest of both. Files, tokenizers and commands are not; of the
+# settings in which SmolLM2 has the reference's ids it is the one with all prompts in a step, and the log-probabilities.
+core=(tests/{cache,engine,kernels,models,runner,sampling,serving} tests/e2e/test_{llm,async_llm}.py)
+core+=(tests/e2e/test_golden.py::{"test_together[in order]",test_logprobs_of_prompts_and_first_tokens})
 
 deviceless=false
 pytest_options=()

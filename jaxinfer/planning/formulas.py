@@ -23,10 +23,13 @@ class WeightFormat:
     Attributes:
         bits: of one weight, with its share of what a group of weights has in common (scale, zero point).
         channel_bits: of each output channel, for formats with one scale a channel.
+        down_bits: of one weight of the matrices that come last in a layer, beside `bits`: the scales of their groups,
+            instead of those of their channels.
     """
 
     bits: float
     channel_bits: int = 0
+    down_bits: float = 0
 
 
 WEIGHT_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
@@ -34,7 +37,7 @@ WEIGHT_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
         "fp32": WeightFormat(32),
         "fp16": WeightFormat(16),
         "bf16": WeightFormat(16),
-        "int8": WeightFormat(8, channel_bits=32),
+        "int8": WeightFormat(8, channel_bits=32, down_bits=32 / 64),
         "int8_w8a8": WeightFormat(8, channel_bits=32),
         "fp8": WeightFormat(8, channel_bits=32),
         # Groups of 128: a 16-bit scale, and the zero point as a float, of 32 bits where groups differ in it.
@@ -69,6 +72,8 @@ class ParameterCount:
         head: output matrix of its own; 0 where it is the token table.
         linear: matrices of the layers, experts included: what is quantised, and split over devices.
         channels: output channels of these matrices.
+        down: those of `linear` in matrices that come last in a layer.
+        down_channels: their output channels.
         split: biases that are split with their matrix.
         whole: norms, the other biases, routers.
     """
@@ -77,6 +82,8 @@ class ParameterCount:
     head: int
     linear: int
     channels: int
+    down: int
+    down_channels: int
     split: int
     whole: int
 
@@ -210,7 +217,9 @@ def model_weight_size(model: ModelConfig, quant: str | WeightFormat | None = Non
     name, kind = ("", quant) if isinstance(quant, WeightFormat) else weight_format(quant)
     count = count_parameters(model)
     plain = 4 if name == "fp32" else 2
-    matrices = -(-count.linear // tp) * kind.bits / 8 + -(-count.channels // tp) * kind.channel_bits / 8
+    channels = count.channels - (count.down_channels if kind.down_bits else 0)
+    matrices = -(-count.linear // tp) * kind.bits / 8 + -(-channels // tp) * kind.channel_bits / 8
+    matrices += -(-count.down // tp) * kind.down_bits / 8
     rest = count.embedding + count.head + count.whole + -(-count.split // tp)
     return math.ceil(matrices) + plain * rest
 
@@ -219,7 +228,7 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
     """Parameters of a model, as `jaxinfer.models.decoder` makes them."""
     kinds = model.layer_kinds
     layers = [_layer_parameters(model, kind) for kind in kinds]
-    linear, channels, split, whole = (sum(column) for column in zip(*layers, strict=True))
+    linear, channels, down, down_channels, split, whole = (sum(column) for column in zip(*layers, strict=True))
     width = model.hidden_size
     positions = model.max_position_embeddings if model.learned_positions else 0
     return ParameterCount(
@@ -227,17 +236,20 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
         head=0 if model.tie_word_embeddings else model.vocab_size * width,
         linear=linear,
         channels=channels,
+        down=down,
+        down_channels=down_channels,
         split=split,
         whole=whole + _norm_parameters(model),
     )
 
 
-def _layer_parameters(model: ModelConfig, kind: LayerKind) -> tuple[int, int, int, int]:
-    """(linear, channels, split, whole) of one layer."""
+def _layer_parameters(model: ModelConfig, kind: LayerKind) -> tuple[int, int, int, int, int, int]:
+    """(linear, channels, down, down_channels, split, whole) of one layer."""
     c, width = model, model.hidden_size
     queries, keys = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
     fused = queries + 2 * keys
     linear, channels = fused * width + width * queries, fused + width
+    down, down_channels = 0, 0
     split, whole = fused * c.qkv_bias, width * c.o_bias
     whole += {None: 0, "head": 2 * c.head_dim}.get(c.qk_norm, queries + keys)
     norms = c.pre_norms * (1 if c.block == "parallel_shared_norm" else 2) + c.post_norms * 2
@@ -245,15 +257,18 @@ def _layer_parameters(model: ModelConfig, kind: LayerKind) -> tuple[int, int, in
     if kind.moe:
         hidden = c.num_experts * c.moe_intermediate_size
         linear, channels = linear + 3 * hidden * width, channels + 2 * hidden + width
+        down, down_channels = hidden * width, width
         whole += c.num_experts * width
         if not c.shared_expert_intermediate_size:
-            return linear, channels, split, whole
+            return linear, channels, down, down_channels, split, whole
         whole += width  # the shared expert's gate
     ffn = c.shared_expert_intermediate_size if kind.moe else c.intermediate_size
     inputs = 2 * ffn if c.mlp_gated else ffn
     return (
         linear + (inputs + ffn) * width,
         channels + inputs + width,
+        down + ffn * width,
+        down_channels + width,
         split + inputs * c.mlp_bias,
         whole + width * c.mlp_bias,
     )

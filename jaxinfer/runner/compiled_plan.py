@@ -11,7 +11,7 @@ from jaxinfer.models.decoder import param_shapes
 from jaxinfer.planning.deviceless import gpu_target
 from jaxinfer.planning.memory_plan import MemoryPlan
 from jaxinfer.planning.step_memory import LOGITS_IN_FLIGHT
-from jaxinfer.quant.plan import QuantPlan, input_axis, path_name
+from jaxinfer.quant.plan import DOWN_GROUP, QuantPlan, input_axis, path_name
 from jaxinfer.quant.storage import CheckpointMethod, Method, Storage, fitting
 from jaxinfer.runner.deviceless_step import DevicelessStep, compile_step
 from jaxinfer.runner.inputs import StepSpec, packed_size
@@ -110,7 +110,7 @@ def plan_of_format(name: str, model: ModelConfig) -> QuantPlan | None:
     if name in _UNQUANTISED:
         return None
     if name in _METHODS:
-        return QuantPlan(_METHODS[name])
+        return QuantPlan(_METHODS[name], down_group=DOWN_GROUP)
     for method, storage in _OF_CHECKPOINTS.items():
         if name == method:
             leaves = jax.tree_util.tree_leaves_with_path(param_shapes(model, "bfloat16"))

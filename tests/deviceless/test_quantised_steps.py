@@ -33,7 +33,7 @@ class Format:
     """How the layers' matrices are stored.
 
     `bits` of a weight, with what its group has. `channel`, `row`, `matrix`: bytes more for each output channel, input,
-    and matrix.
+    and matrix; `down` those of the last one's groups, for each output and all of its inputs.
     """
 
     plan: QuantPlan
@@ -41,13 +41,15 @@ class Format:
     channel: int = 0
     row: int = 0
     matrix: int = 0
+    down: int = 0
     limit: int = 11
 
     @property
     def num_bytes(self) -> float:
         sizes = MATRICES.values()
         each = (n * k * self.bits / 8 + n * self.channel + k * self.row + self.matrix for n, k in sizes)
-        return NUM_LAYERS * sum(each) + FLOAT_BYTES
+        down = MATRICES["mlp/down"][0] * (self.down - self.channel) if self.down else 0
+        return NUM_LAYERS * (sum(each) + down) + FLOAT_BYTES
 
 
 def kept(storage: Storage) -> QuantPlan:
@@ -57,7 +59,7 @@ def kept(storage: Storage) -> QuantPlan:
 
 
 FORMATS = {
-    "int8": Format(QuantPlan("int8"), 8, channel=4),
+    "int8": Format(QuantPlan("int8", down_group=64), 8, channel=4, down=4 * 14336 // 64),
     "int8_w8a8": Format(QuantPlan("int8_w8a8"), 8, channel=4, limit=12),
     "fp8": Format(QuantPlan("fp8"), 8, channel=4, limit=12),
     "fp8 in blocks": Format(kept(Storage("fp8", 128)), 8 + 32 / 128),

@@ -26,6 +26,7 @@ from jaxinfer.planning import (
 )
 from jaxinfer.planning.formulas import WEIGHT_FORMATS, weight_format
 from jaxinfer.quant.storage import FORMATS
+from jaxinfer.runner.compiled_plan import plan_of_format
 
 GIB = 2**30
 FAMILIES = sorted((Path(__file__).parents[1] / "data/families").glob("*.json"))
@@ -76,7 +77,9 @@ def test_weights_of_a_model() -> None:
     matrices = 32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336)
     channels = 32 * (6144 + 4096 + 2 * 14336 + 4096)
     assert model_weight_size(LLAMA_8B) == plain + 2 * matrices == 2 * 8_030_261_248
-    assert model_weight_size(LLAMA_8B, "int8") == plain + matrices + 4 * channels
+    down = 32 * 4096 * 14336
+    coarse = channels - 32 * 4096  # the down projections have groups of 64 instead
+    assert model_weight_size(LLAMA_8B, "int8") == plain + matrices + 4 * coarse + 4 * down // 64
     assert model_weight_size(LLAMA_8B, "awq") == plain + matrices * (4 + 48 / 128) / 8
     assert model_weight_size(LLAMA_8B, "fp32") == 4 * 8_030_261_248
     assert model_weight_size(LLAMA_8B, tp=2) == plain + matrices
@@ -94,6 +97,7 @@ def test_parameters_are_those_of_the_module(path: Path) -> None:
     matrices |= {name: leaf for name, leaf in names.items() if name.endswith(("gate_up/kernel", "/up/kernel"))}
     matrices |= {name: leaf for name, leaf in names.items() if name.endswith("down/kernel")}
     assert count.linear == sum(leaf.size for leaf in matrices.values())
+    assert count.down == sum(leaf.size for name, leaf in matrices.items() if name.endswith("down/kernel"))
 
 
 @pytest.mark.parametrize(
@@ -168,9 +172,17 @@ def test_planning_starts_no_backend_and_formulas_need_no_jax() -> None:
         _ = jaxinfer.planning.nothing
 
 
+@pytest.mark.parametrize("name", ["qwen2.5-7b", "mixtral-8x7b"])
+@pytest.mark.parametrize("method", ["int8", "fp8"])
+def test_a_model_s_bytes_are_the_engine_s(name: str, method: str) -> None:
+    model = replace(PRESETS[name], num_hidden_layers=1)
+    tree = jax.tree.leaves(param_shapes(model, "bfloat16", plan_of_format(method, model)))
+    assert model_weight_size(model, method) == sum(leaf.size * leaf.dtype.itemsize for leaf in tree)
+
+
 @pytest.mark.parametrize("method", ["int8", "int8_w8a8", "fp8", "int4", "nf4"])
 def test_bytes_are_those_of_the_engines_formats(method: str) -> None:
     storage = FORMATS[method]  # type: ignore[index]
     kind = WEIGHT_FORMATS[method]
-    bits = 4096 * 11008 * kind.bits + 11008 * kind.channel_bits
+    bits = 4096 * 11008 * kind.bits + 11008 * kind.channel_bits  # of one that does not come last in its layer
     assert storage.nbytes(11008, 4096) == pytest.approx(bits / 8, abs=64)  # NF4's table
