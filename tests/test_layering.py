@@ -24,7 +24,7 @@ ALLOWED = {
     "models": {"foundation", "quant", "pallas_kernels"},
     "checkpoint": {"foundation", "models", "quant", "tokenizers", "calibration"},
     # What a checkpoint is, and what the engine accepts today, read when a plan is asked for.
-    "planning": {"foundation", "models", "cache", "checkpoint", "startup.args"},
+    "planning": {"foundation", "models", "cache", "checkpoint", "startup.args", "sharding.model_split"},
     "calibration": {"foundation", "models", "quant", "tokenizers", "pallas_kernels"},
     "sharding": {"foundation", "models", "quant"},
     "runner": {"foundation", "models", "quant", "cache", "engine", "sampling", "planning", "pallas_kernels"}
@@ -48,7 +48,7 @@ ALLOWED = {
         "tokenizers",
         "serving",
     }
-    | {"startup"},
+    | {"startup", "sharding"},
     # It writes what it has trained, and has the engine write texts to learn from.
     # With the engine's own tiles it scores what the engine writes, to the bit.
     "training": {"foundation", "models", "checkpoint", "tokenizers", "engine", "front", "cache", "runner"}

@@ -68,18 +68,20 @@ def init_kv_cache(
     dtype: str,
     features: FeatureSpec | None = None,
     sharding: Sharding | None = None,
+    whole: Sharding | None = None,
 ) -> KVCache:
     """An empty pool, zeroed: masked attention multiplies what it reads too.
 
     Args:
         config, num_blocks, block_size, dtype, features: as for `kv_cache_shapes`.
-        sharding: of every array; None is the default device.
+        sharding: of keys, values and their scales, which a mesh may have in parts; None is the default device.
+        whole: of what is kept for guessing: features, and a head's layer.
 
     Raises:
         ValueError: the device has no room for it.
     """
     try:
-        return _zeros(config, num_blocks, block_size, dtype, features, sharding)
+        return _zeros(config, num_blocks, block_size, dtype, features, sharding, whole)
     except RuntimeError as error:  # jax.errors.JaxRuntimeError
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -161,17 +163,19 @@ def _zeros(
     dtype: str,
     features: FeatureSpec | None = None,
     sharding: Sharding | None = None,
+    whole: Sharding | None = None,
 ) -> KVCache:
     zeros = partial(jnp.zeros, device=sharding)
     rows = (num_blocks, 2 * config.num_key_value_heads, block_size)
     layers = tuple(_empty_layer(zeros, rows, config.head_dim, dtype) for _ in range(config.num_hidden_layers))
     if features is None:
         return KVCache(layers)
+    everywhere = partial(jnp.zeros, device=whole)
     if features.layer is not None:
         own = features.layer
         rows = (num_blocks + features.spare_blocks, 2 * own.num_key_value_heads, block_size)
-        layers += (_empty_layer(zeros, rows, own.head_dim, dtype),)
-    return KVCache(layers, zeros((num_blocks, 1, block_size, features.width), jnp.dtype(features.dtype)))
+        layers += (_empty_layer(everywhere, rows, own.head_dim, dtype),)
+    return KVCache(layers, everywhere((num_blocks, 1, block_size, features.width), jnp.dtype(features.dtype)))
 
 
 def _empty_layer(zeros: Callable[..., jax.Array], rows: tuple[int, int, int], head_dim: int, dtype: str) -> LayerCache:

@@ -45,7 +45,13 @@ def resolve_dtype(dtype: str, checkpoint_dtype: str, platform: str) -> str:
 
 
 def load_params(
-    checkpoint: Checkpoint, dtype: str, *, plan: "QuantPlan | None" = None, device: Any = None, progress: bool = False
+    checkpoint: Checkpoint,
+    dtype: str,
+    *,
+    plan: "QuantPlan | None" = None,
+    device: Any = None,
+    put: Callable[[str, Any], Any] | None = None,
+    progress: bool = False,
 ) -> dict[str, Any]:
     """Loads the weights.
 
@@ -57,6 +63,7 @@ def load_params(
         plan: which parameters are quantised as they are read, and how; None for none.
         device: where they go: a `jax.Device`, a `jax.sharding.Sharding`, or a tree of them like the parameters; None is
             JAX's default device.
+        put: brings a parameter, given with its path, from the host to its devices, in place of `device`.
         progress: show a progress bar.
 
     Returns:
@@ -75,7 +82,7 @@ def load_params(
     with ProgressBar(total=stored_bytes(checkpoint), desc=what, unit="B", unit_scale=True, disable=not progress) as bar:
         # Waiting keeps a second host copy from piling up behind a slow transfer.
         arrays = {
-            name: jax.block_until_ready(jax.device_put(host, targets[name]))
+            name: jax.block_until_ready(jax.device_put(host, targets[name]) if put is None else put(name, host))
             for name, host in (
                 read_leaves(checkpoint, dtype, on_bytes=bar.update)
                 if plan is None

@@ -14,9 +14,9 @@ from jaxinfer.startup.args import EngineArgs
 from jaxinfer.startup.unbuilt import UNBUILT
 
 PREFIX = "engine_"
-# Functions cannot be written on a command line, and nothing here logs.
-NO_OPTION = ("logits_processors", "disable_log_stats")
-_SHORT = {"data_parallel_size": ("-dp",)}  # vLLM's
+# Functions and meshes cannot be written on a command line, and nothing here logs.
+NO_OPTION = ("logits_processors", "disable_log_stats", "mesh", "axis_names")
+_SHORT = {"data_parallel_size": ("-dp",), "tensor_parallel_size": ("-tp",)}  # vLLM's
 _JSON_EXAMPLES = {
     "override_generation_config": '{"temperature": 0.7}',
     "quantization_config": '{"group_size": 64}',

@@ -45,7 +45,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--gpu", help='such as "A100 80G", 4090, h200, "2x l40s"')
     parser.add_argument("--num-gpus", help="GPUs there are; by default as many as it takes, up to eight", **size)
-    parser.add_argument("--tp", help="split the layers over exactly so many GPUs", **size)
+    parser.add_argument("--tp", "--tensor-parallel-size", help="split the layers over exactly so many GPUs", **size)
     parser.add_argument("--context", help="tokens of the longest request, such as 32k (4096)", **size)
     parser.add_argument("--mean-context", help="tokens of a running request on average (a third)", **size)
     parser.add_argument("--concurrency", default=64, help="requests at the same time (64)", **size)

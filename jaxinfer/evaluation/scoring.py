@@ -15,7 +15,9 @@ from jaxinfer.planning.memory import blocks_for
 from jaxinfer.runner.runner import ModelRunner
 from jaxinfer.serving.inputs import TokenizedPrompt
 from jaxinfer.serving.request_loop import RequestLoop
+from jaxinfer.sharding.shards import shards_of
 from jaxinfer.startup.args import EngineArgs
+from jaxinfer.startup.devices import placements
 from jaxinfer.startup.sizing import engine_config
 from jaxinfer.typing import Params
 
@@ -78,9 +80,12 @@ class Scorer:
             max_logprobs=1,
             enforce_eager=True,
         )
-        config = engine_config(args, model, dtype, loaded=params)
+        (placement,) = placements(1, args.tensor_parallel_size)
+        shards = shards_of(model, placement, params, splits_experts=args.enable_expert_parallel)
+        params = shards.put_tree(params)
+        config = engine_config(args, model, dtype, loaded=params, shards=shards)
         self.config: EngineConfig = replace(config, scheduler=replace(config.scheduler, token_buckets=(step,)))
-        self._runner = ModelRunner(self.config, params)
+        self._runner = ModelRunner(self.config, params, shards.of(config.model))
         self._engine = Engine(self.config, self._runner, None)
 
     def score(

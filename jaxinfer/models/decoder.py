@@ -32,12 +32,14 @@ class DecoderLayer(nn.Module):
     kind: LayerKind
     param_dtype: jnp.dtype = jnp.float32
     sum_over: str | None = None
+    splits_experts: bool = False
 
     def setup(self) -> None:
         c = self.config
         options = self.param_dtype, self.sum_over
         self.attn = SelfAttention(c, *options, window=self.kind.window)
-        self.mlp = MixtureOfExperts(c, *options) if self.kind.moe else MLP(c, c.intermediate_size, *options)
+        split = self.splits_experts
+        self.mlp = MixtureOfExperts(c, *options, split) if self.kind.moe else MLP(c, c.intermediate_size, *options)
         if c.pre_norms:
             self.attn_norm = self._norm()
             if c.block != "parallel_shared_norm":
@@ -101,20 +103,23 @@ class Decoder(nn.Module):
     Attributes:
         config: the architecture.
         param_dtype: dtype of freshly initialised parameters; activations follow the parameters given to `apply`.
-        sum_over: inside `jax.shard_map`, the mesh axis over which KV heads and feed-forward channels are split; then
-            `config` says what one device has of them.
+        sum_over: inside `jax.shard_map`, the mesh axis over which KV heads, feed-forward channels and the vocabulary
+            are split; then `config` says what one device has of them, and `logits` are of its part of the vocabulary.
+        splits_experts: over that axis experts are dealt out whole; see `MixtureOfExperts`.
     """
 
     config: ModelConfig
     param_dtype: jnp.dtype = jnp.float32
     sum_over: str | None = None
+    splits_experts: bool = False
 
     def setup(self) -> None:
         c = self.config
-        self.embed = Embedding(c.vocab_size, c.hidden_size, self.param_dtype)
+        self.embed = Embedding(c.vocab_size, c.hidden_size, self.param_dtype, self.sum_over)
         if c.learned_positions:
             self.embed_positions = Embedding(c.max_position_embeddings, c.hidden_size, self.param_dtype)
-        self.layers = [DecoderLayer(c, kind, self.param_dtype, self.sum_over) for kind in c.layer_kinds]
+        split = self.sum_over, self.splits_experts
+        self.layers = [DecoderLayer(c, kind, self.param_dtype, *split) for kind in c.layer_kinds]
         self.final_norm = Norm(c, (c.hidden_size,), use_bias=c.norm_bias, param_dtype=self.param_dtype)
         if not c.tie_word_embeddings:
             self.lm_head = Linear((c.vocab_size,), (c.hidden_size,), False, self.param_dtype)
@@ -156,7 +161,7 @@ class Decoder(nn.Module):
                 x, cache = layer(x, angles[kind.rope], attend, cache)
             else:
                 params = self.variables["params"][f"layers_{index}"]
-                block = DecoderLayer(c, kind, sum_over=self.sum_over, parent=None)
+                block = DecoderLayer(c, kind, sum_over=self.sum_over, splits_experts=self.splits_experts, parent=None)
                 x, cache = apply_layer(block, params, x, angles[kind.rope], attend, cache)
             written.append(cache)
             seen.append(x)

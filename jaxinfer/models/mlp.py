@@ -17,13 +17,15 @@ class MLP(nn.Module):
     nothing gates; without a norm ``n = x``.
 
     Gate and up are one weight ``[2, F, D]``. On a GPU a decode step computes everything before `down` in one kernel,
-    where there is one for this norm. `sum_over`: see `Linear`; F is split over that axis.
+    where there is one for this norm. `sum_over`, `leaves_sum`: see `Linear`; F is split over that
+    axis.
     """
 
     config: ModelConfig
     width: int
     param_dtype: jnp.dtype = jnp.float32
     sum_over: str | None = None
+    leaves_sum: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array, norm: Norm | None = None) -> jax.Array:
@@ -39,8 +41,8 @@ class MLP(nn.Module):
         else:
             up = Linear((self.width,), (c.hidden_size,), c.mlp_bias, self.param_dtype, name="up")
             hidden = act(up(x if norm is None else norm(x)))
-        sizes = (c.hidden_size,), (self.width,)
-        return Linear(*sizes, c.mlp_bias, self.param_dtype, self.sum_over, name="down")(hidden, row_maxima=maxima)
+        sizes, sums = ((c.hidden_size,), (self.width,)), (self.sum_over, self.leaves_sum)
+        return Linear(*sizes, c.mlp_bias, self.param_dtype, *sums, name="down")(hidden, row_maxima=maxima)
 
     def _fused(self, x: jax.Array, norm: Norm, gate_up: Linear) -> tuple[jax.Array, jax.Array | None] | None:
         """What `down` takes, and its rows' maxima if they come with it; None where there is no kernel for these

@@ -19,20 +19,23 @@ class MixtureOfExperts(nn.Module):
     pays E / k times the arithmetic. Tokens sorted by expert and `jax.lax.ragged_dot` (jax 0.10.2) are no better: 2 to
     10 times slower on the CPU at 1 to 512 tokens, and on a GPU XLA copies a third of the weights for it, or more.
 
-    `norm`: as for `MLP`. `sum_over`: see `Linear`; F is split over that axis.
+    `norm`: as for `MLP`. `sum_over`: see `Linear`; over that axis every expert's F is split, or with `splits_experts`
+    the experts are dealt out, zeros filling up what is missing. All is added up once.
     """
 
     config: ModelConfig
     param_dtype: jnp.dtype = jnp.float32
     sum_over: str | None = None
+    splits_experts: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array, norm: Norm | None = None) -> jax.Array:
         c, width = self.config, self.config.moe_intermediate_size
         x = x if norm is None else norm(x)
-        weights = self._route(x)
-        gate_up = Linear((2, c.num_experts, width), (c.hidden_size,), False, self.param_dtype, name="gate_up")
-        down = Linear((c.hidden_size,), (c.num_experts, width), False, self.param_dtype, self.sum_over, name="down")
+        weights, sums = self._own(self._route(x)), (self.sum_over, True)
+        count = weights.shape[1]
+        gate_up = Linear((2, count, width), (c.hidden_size,), False, self.param_dtype, name="gate_up")
+        down = Linear((c.hidden_size,), (count, width), False, self.param_dtype, *sums, name="down")
 
         def experts(x: jax.Array, weights: jax.Array) -> jax.Array:
             hidden = gate_up(x)
@@ -40,16 +43,25 @@ class MixtureOfExperts(nn.Module):
             return down(hidden * weights[:, :, None])
 
         tokens = x.shape[0]
-        slices = -(-tokens * 2 * c.num_experts * width // MAX_HIDDEN_VALUES)
+        slices = -(-tokens * 2 * count * width // MAX_HIDDEN_VALUES)
         while tokens % slices:
             slices += 1
         parts = [experts(*pair) for pair in zip(jnp.split(x, slices), jnp.split(weights, slices), strict=True)]
         out = parts[0] if slices == 1 else jnp.concatenate(parts)
         if c.shared_expert_intermediate_size:
-            shared = MLP(c, c.shared_expert_intermediate_size, self.param_dtype, self.sum_over, name="shared")(x)
+            shared = MLP(c, c.shared_expert_intermediate_size, self.param_dtype, *sums, name="shared")(x)
             gate = Linear((1,), (c.hidden_size,), False, self.param_dtype, name="shared_gate")(x)
             out = out + jax.nn.sigmoid(gate) * shared
-        return out
+        return out if self.sum_over is None else jax.lax.psum(out, self.sum_over)
+
+    def _own(self, weights: jax.Array) -> jax.Array:
+        """``weights[T, E]`` of the experts that are here."""
+        if self.sum_over is None or not self.splits_experts:
+            return weights
+        devices = jax.lax.axis_size(self.sum_over)
+        each = -(-weights.shape[1] // devices)
+        weights = jnp.pad(weights, ((0, 0), (0, each * devices - weights.shape[1])))
+        return jax.lax.dynamic_slice_in_dim(weights, jax.lax.axis_index(self.sum_over) * each, each, axis=1)
 
     def _route(self, x: jax.Array) -> jax.Array:
         """Weight of each expert for each token, ``[T, E]`` in x's dtype, 0 for those it does not go to."""

@@ -55,9 +55,8 @@ class Question:
 
 
 def splits(model: ModelConfig, tp: int) -> bool:
-    """Whether the layers can be split over `tp` GPUs: whole KV heads, query heads and feed-forward channels to each."""
-    sizes = (model.num_key_value_heads, model.num_attention_heads, model.intermediate_size, model.moe_intermediate_size)
-    return all(size % tp == 0 for size in sizes)
+    """Whether the layers can be split over `tp` GPUs, and without a KV head on several of them."""
+    return model.num_attention_heads % tp == 0 and model.num_key_value_heads % tp == 0
 
 
 def candidates(question: Question, tp: int) -> tuple[Setting, ...]:

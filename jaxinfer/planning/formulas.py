@@ -12,6 +12,7 @@ from types import MappingProxyType
 from jaxinfer.config import require_positive
 from jaxinfer.models.config import LayerKind, ModelConfig
 from jaxinfer.planning.memory import KV_CHANNEL_BITS, kv_row_bytes
+from jaxinfer.sharding.model_split import ModelSplit
 
 _KV_ALIASES = {"auto": "bfloat16", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "fp8_e4m3"}
 
@@ -68,14 +69,14 @@ class ParameterCount:
     """Numbers of parameters by what becomes of them.
 
     Attributes:
-        embedding: token table, and that of learned positions.
-        head: output matrix of its own; 0 where it is the token table.
+        embedding: token table, split over devices.
+        head: output matrix of its own, split likewise; 0 where it is the token table.
         linear: matrices of the layers, experts included: what is quantised, and split over devices.
         channels: output channels of these matrices.
         down: those of `linear` in matrices that come last in a layer.
         down_channels: their output channels.
-        split: biases that are split with their matrix.
-        whole: norms, the other biases, routers.
+        split: biases, and norms of queries and keys, that are split with their matrix.
+        whole: other norms and biases, routers, learned positions.
     """
 
     embedding: int
@@ -94,7 +95,7 @@ class ParameterCount:
 
     def on_device(self, tp: int = 1) -> int:
         """What one of `tp` devices holds."""
-        return self.embedding + self.head + self.whole + -(-(self.linear + self.split) // tp)
+        return self.whole + -(-(self.embedding + self.head + self.linear + self.split) // tp)
 
 
 def kv_cache_size(
@@ -163,7 +164,7 @@ def kv_format_name(kv_dtype: str) -> str:
 
 def kv_token_size(model: ModelConfig, kv_dtype: str = "auto", tp: int = 1) -> int:
     """Bytes of one token's keys and values in all layers, on one of `tp` devices."""
-    heads = -(-model.num_key_value_heads // tp)
+    heads = ModelSplit(model, tp).part.num_key_value_heads
     return model.num_hidden_layers * 2 * heads * kv_row_size(model.head_dim, kv_dtype)
 
 
@@ -210,17 +211,17 @@ def weight_size(num_params: float, quant: str | None = None) -> int:
 
 
 def model_weight_size(model: ModelConfig, quant: str | WeightFormat | None = None, tp: int = 1) -> int:
-    """Bytes of a model's parameters on one of `tp` devices.
+    """Bytes of a model's parameters on one of `tp` devices, what fills up uneven parts included.
 
     The layers' matrices are in the format; embedding, head, norms, biases and routers stay in 16 bits.
     """
     name, kind = ("", quant) if isinstance(quant, WeightFormat) else weight_format(quant)
-    count = count_parameters(model)
+    count = count_parameters(ModelSplit(model, tp).padded)
     plain = 4 if name == "fp32" else 2
     channels = count.channels - (count.down_channels if kind.down_bits else 0)
     matrices = -(-count.linear // tp) * kind.bits / 8 + -(-channels // tp) * kind.channel_bits / 8
     matrices += -(-count.down // tp) * kind.down_bits / 8
-    rest = count.embedding + count.head + count.whole + -(-count.split // tp)
+    rest = count.whole + -(-(count.embedding + count.head + count.split) // tp)
     return math.ceil(matrices) + plain * rest
 
 
@@ -232,14 +233,14 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
     width = model.hidden_size
     positions = model.max_position_embeddings if model.learned_positions else 0
     return ParameterCount(
-        embedding=(model.vocab_size + positions) * width,
+        embedding=model.vocab_size * width,
         head=0 if model.tie_word_embeddings else model.vocab_size * width,
         linear=linear,
         channels=channels,
         down=down,
         down_channels=down_channels,
         split=split,
-        whole=whole + _norm_parameters(model),
+        whole=whole + positions * width + _norm_parameters(model),
     )
 
 
@@ -251,7 +252,8 @@ def _layer_parameters(model: ModelConfig, kind: LayerKind) -> tuple[int, int, in
     linear, channels = fused * width + width * queries, fused + width
     down, down_channels = 0, 0
     split, whole = fused * c.qkv_bias, width * c.o_bias
-    whole += {None: 0, "head": 2 * c.head_dim}.get(c.qk_norm, queries + keys)
+    whole += 2 * c.head_dim if c.qk_norm == "head" else 0
+    split += queries + keys if c.qk_norm in ("heads", "full") else 0
     norms = c.pre_norms * (1 if c.block == "parallel_shared_norm" else 2) + c.post_norms * 2
     whole += norms * _norm_parameters(c)
     if kind.moe:

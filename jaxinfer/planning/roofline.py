@@ -60,13 +60,13 @@ def decode_roofline(
         config: the whole model.
         batch, context: B and the positions of each row.
         param_bytes: parameters of one device, in whatever format.
-        num_devices: that share the layers; embedding and head are whole on each.
+        num_devices: that share the model.
         itemsize: bytes of an activation, and of a value of embedding and head.
         kv_dtype: what keys and values are stored as; "auto" is `itemsize` bytes.
     """
     width = config.hidden_size
     # A tied table is read whole, as the head.
-    looked_up = 0 if config.tie_word_embeddings else config.vocab_size * width
+    looked_up = 0 if config.tie_word_embeddings else config.vocab_size * width // num_devices
     row = config.head_dim * itemsize if kv_dtype == "auto" else kv_row_size(config.head_dim, kv_dtype)
     seen = sum(min(context, kind.window or context) for kind in config.layer_kinds)
     token_bytes = 2 * config.num_key_value_heads * row / num_devices
@@ -75,6 +75,6 @@ def decode_roofline(
     return Roofline(
         weight_bytes=param_bytes - itemsize * max(looked_up - batch * width, 0),
         kv_bytes=batch * (seen + config.num_hidden_layers) * token_bytes,
-        logits_bytes=2 * batch * config.vocab_size * itemsize,
+        logits_bytes=2 * batch * config.vocab_size * itemsize / num_devices,
         flops=batch * (2 * products + attention),
     )

@@ -24,11 +24,11 @@ that multiplies int8 with int8 at half the speed of uint8 with int8."""
 SIGN = 0x80
 
 
-def cpu_product(x: jax.Array, weight: QuantArray) -> jax.Array:
+def cpu_product(x: jax.Array, weight: QuantArray, row_maxima: jax.Array | None = None) -> jax.Array:
     """As `project`. XLA's CPU backend is quick with bytes by bytes and with float32, and slow with anything that is
     converted inside a product."""
     if is_channel_int8(weight) and weight.act_bits == 8:
-        out = _rounded_product(x, weight)
+        out = _rounded_product(x, weight, None if row_maxima is None else row_maxima.max(0))
     elif is_channel_int8(weight) and (x.shape[0] <= FEW_ROWS or _takes_mixed(weight)):
         out = _two_halves_product(x, weight)
     else:
@@ -36,10 +36,10 @@ def cpu_product(x: jax.Array, weight: QuantArray) -> jax.Array:
     return out.astype(x.dtype)
 
 
-def _rounded_product(x: jax.Array, weight: QuantArray) -> jax.Array:
+def _rounded_product(x: jax.Array, weight: QuantArray, maxima: jax.Array | None) -> jax.Array:
     """W8A8: activations rounded to int8, each row with a scale of its own. Sums are exact, so a row's result does not
     depend on the others."""
-    codes, scale = quantize_rows(x)
+    codes, scale = quantize_rows(x, maxima)
     return _sums(codes, weight) * (scale[:, None] * channel_scales(weight))
 
 

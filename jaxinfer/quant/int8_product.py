@@ -9,18 +9,24 @@ from jaxinfer.quant.array import QuantArray, scales_of
 LIMIT = 127
 
 
-def quantize_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def quantize_rows(x: jax.Array, maxima: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
     """int8 codes ``[T, K]``, rounded to nearest, ties to even, and float32 scales ``[T]``: the largest magnitude of a
-    row over 127; 1 for a row of zeros, and infinite for one with NaN or infinity, whose products are not finite."""
-    scale = row_scales(x)
+    row over 127; 1 for a row of zeros, and infinite for one with NaN or infinity, whose products are not finite.
+    `maxima`: float32[T], those magnitudes, where x is a part of the rows."""
+    scale = row_scales(x, maxima)
     return jnp.round(x.astype(jnp.float32) / scale[:, None]).astype(jnp.int8), scale
 
 
-def row_scales(x: jax.Array) -> jax.Array:
-    """The scales of `quantize_rows`."""
+def largest_magnitudes(x: jax.Array) -> jax.Array:
+    """float32[T], of the rows of ``x[T, K]``; infinity where there is NaN."""
     # XLA's vectorised maximum passes over NaN on the CPU, but not over infinity.
     x = x.astype(jnp.float32)
-    scale = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), jnp.inf), axis=-1) / LIMIT
+    return jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), jnp.inf), axis=-1)
+
+
+def row_scales(x: jax.Array, maxima: jax.Array | None = None) -> jax.Array:
+    """The scales of `quantize_rows`."""
+    scale = (largest_magnitudes(x) if maxima is None else maxima) / LIMIT
     return jnp.where(scale < jnp.finfo(jnp.float32).tiny, 1.0, scale)
 
 

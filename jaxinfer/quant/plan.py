@@ -36,6 +36,8 @@ class QuantPlan:
             a CPU multiplies quickly. "int8" stays as it is, and "int8_w8a8" has its inputs rotated, too.
         kept: path -> format of the parameters whose codes are taken over from the checkpoint.
         floats: paths of parameters that stay in floats whatever the method.
+        num_parts: devices that the inputs of a layer's last matrices are dealt out to: no block of inputs that are
+            rotated together is cut.
         only_kept: whether the other parameters of layers stay in floats: the method is the checkpoint's.
     """
 
@@ -50,6 +52,7 @@ class QuantPlan:
     kept: Mapping[str, Storage] = field(default_factory=dict)
     floats: frozenset[str] = frozenset()
     only_kept: bool = False
+    num_parts: int = 1
 
     def source(self, path: str, shape: tuple[int, ...]) -> Storage | None:
         """The format that the method gives a parameter; None for floats."""
@@ -59,7 +62,9 @@ class QuantPlan:
         if axis is None or path in self.floats or not self._includes(path):
             return None
         wanted, row = FORMATS.get(self.method, Storage("int8")), int(np.prod(shape[axis:]))
-        rotated = self.method == "int8_w8a8" and self.fast_form and row % ROTATION == 0
+        rotated = (
+            self.method == "int8_w8a8" and self.fast_form and self._lying_together(path, shape, row) % ROTATION == 0
+        )
         if path in (_HEAD, _EMBEDDING):
             kind: Kind = "fp8" if wanted.kind == "fp8" else "int8"
             return Storage(kind, act_bits=wanted.act_bits, rotated=rotated)
@@ -111,6 +116,12 @@ class QuantPlan:
     def tree_shapes(self, shapes: Any) -> Any:
         """A tree of float parameters' shapes with the quantised ones in their place."""
         return jax.tree_util.tree_map_with_path(lambda path, spec: self.shape_of(path_name(path), spec), shapes)
+
+    def _lying_together(self, path: str, shape: tuple[int, ...], row: int) -> int:
+        """Inputs that no device's part cuts: the heads of a part, or all feed-forward channels, which are padded."""
+        if self.num_parts == 1 or not path.endswith(_ONE_OUTPUT_AXIS):
+            return row
+        return row // self.num_parts if path.endswith(_ONE_OUTPUT_AXIS[0]) else shape[-1]
 
     def _includes(self, path: str) -> bool:
         return {_HEAD: self.head, _EMBEDDING: self.embedding}.get(path, not self.only_kept)

@@ -17,10 +17,11 @@ from jaxinfer.runner.buckets import bucket_for, token_buckets
 from jaxinfer.runner.eagle_step import EagleHead, EagleStep
 from jaxinfer.runner.inputs import StepSpec, packed_size
 from jaxinfer.runner.slot_moves import MOVES_A_CALL
-from jaxinfer.runner.step import make_forward_step
+from jaxinfer.runner.step import StepOutput, make_forward_step
 from jaxinfer.runner.tiled_step import make_tiled_step
 from jaxinfer.sampling.state import COUNTS_A_CALL, SamplingState, count_tokens, upload_bias, upload_counts
-from jaxinfer.sharding.placement import Placement
+from jaxinfer.sharding.placement import WHOLE, Placement
+from jaxinfer.sharding.shards import Shards, shards_of
 from pallas_kernels.dispatch import current_device
 
 COMPILE_THREADS = 2
@@ -71,6 +72,15 @@ def compiled_buckets(config: EngineConfig) -> tuple[int, ...]:
     return scheduler.token_buckets or token_buckets(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
 
 
+def pool_specs(shards: Shards, kv: KVCache) -> KVCache:
+    """How each array of a pool is cut, in the pool's own form: keys and values of the model by KV heads; what is kept
+    for guessing lies whole on every device."""
+    count = shards.split.model.num_hidden_layers
+    layers = (*[shards.pool_spec] * count, *[WHOLE] * (len(kv.layers) - count))
+    specs: Any = (jax.tree.map(lambda _, spec=spec: spec, layer) for layer, spec in zip(kv.layers, layers, strict=True))
+    return KVCache(tuple(specs), None if kv.features is None else WHOLE)  # type: ignore[arg-type]
+
+
 class Programs:
     """Compiles step functions ahead of time and hands them out.
 
@@ -81,10 +91,10 @@ class Programs:
 
     Args:
         config: the engine's settings.
-        params: parameters, or their shapes; the values are not kept.
+        params: arranged parameters, or their shapes; the values are not kept.
         kv: the pool, or its shapes.
         state: sampling state, or its shapes.
-        placement: where the programs run; None is JAX's default device.
+        shards: how the model lies on which devices; None is whole on JAX's default device.
     """
 
     def __init__(
@@ -93,17 +103,24 @@ class Programs:
         params: object,
         kv: KVCache,
         state: SamplingState,
-        placement: Placement | None = None,
+        shards: Shards | None = None,
     ) -> None:
         self.config = config
-        self._placement = placement or Placement()
+        self._shards = shards or shards_of(config.model, Placement())
         self.buckets = compiled_buckets(config)
         wanted = config.runner.max_logprobs
         limit = min(PACKED_LOGPROBS, config.model.vocab_size)
         self.num_logprobs = limit if wanted < 0 else min(wanted, limit)
-        leaves, self._params_tree = jax.tree.flatten(params)
+        placement, pool = self._shards.placement, pool_specs(self._shards, kv)
+        specs = tuple(jax.tree.leaves(self._shards.tree_specs(params)))
+        self._params_tree = jax.tree.structure(self._shards.part_shapes(params))
         self._gpu_options = gpu_options(params)
-        self._shapes = jax.tree.map(self._placement.shape, (tuple(leaves), kv, state))
+        self._shapes = (
+            tuple(map(placement.shape, jax.tree.leaves(params), specs)),
+            jax.tree.map(placement.shape, kv, pool),
+            jax.tree.map(placement.shape, state),
+        )
+        self._specs = specs, pool
         self.eagle: EagleHead | None = None
         """The head whose layer steps keep up; set before anything is compiled. Its arrays may be shapes."""
         self._steps: dict[StepSpec, jax.stages.Compiled] = {}
@@ -160,14 +177,18 @@ class Programs:
         donated. It is not part of the steps, so that those pay nothing for it."""
         if self._copy is None:
             ids = jax.ShapeDtypeStruct((COPIES_A_CALL,), jnp.int32)
-            self._copy = jax.jit(copy_blocks, donate_argnums=0).lower(self._shapes[1], ids, ids).compile()
+            pool = self._specs[1]
+            function = self._shards.placement.program(copy_blocks, (pool, WHOLE, WHOLE), pool)
+            self._copy = jax.jit(function, donate_argnums=0).lower(self._shapes[1], ids, ids).compile()
         return self._copy
 
     def move(self) -> jax.stages.Compiled:
         """The program that moves slots: ``(kv, slots) -> kv``, int32[2, MOVES_A_CALL]; kv is donated."""
         if self._move is None:
             slots = jax.ShapeDtypeStruct((2, MOVES_A_CALL), jnp.int32)
-            self._move = jax.jit(move_slots, donate_argnums=0).lower(self._shapes[1], slots).compile()
+            pool = self._specs[1]
+            function = self._shards.placement.program(move_slots, (pool, WHOLE), pool)
+            self._move = jax.jit(function, donate_argnums=0).lower(self._shapes[1], slots).compile()
         return self._move
 
     def count(self) -> jax.stages.Compiled:
@@ -189,13 +210,17 @@ class Programs:
             function = make_tiled_step(*static, **options)
         else:
             eagle = None if self.eagle is None else self._eagle_step(self.eagle)
-            function = make_forward_step(*static, **options, eagle=eagle)
+            function = make_forward_step(*static, **options, eagle=eagle, shards=self._shards)
         packed = jax.ShapeDtypeStruct((packed_size(spec),), jnp.int32)
         compiler_options = self._gpu_options if current_device().platform == "gpu" else None
         places = (self.config.max_draft_rows, self.config.model.vocab_size)
         extras: tuple[Any, ...] = (jax.ShapeDtypeStruct(places, jnp.float32),) if spec.keeps_probabilities else ()
         if self.eagle is not None:
-            extras = (None, tuple(map(self._placement.shape, jax.tree.leaves(self.eagle.params))))
+            extras = (None, tuple(map(self._shards.placement.shape, jax.tree.leaves(self.eagle.params))))
+        leaves, pool = self._specs
+        outputs: Any = StepOutput(WHOLE, WHOLE, pool, WHOLE)  # type: ignore[arg-type]
+        specs = (leaves, pool, WHOLE, WHOLE, *jax.tree.map(lambda _: WHOLE, extras))
+        function = self._shards.placement.program(function, specs, outputs)
         return jax.jit(function, donate_argnums=(1, 2), compiler_options=compiler_options).lower(
             *self._shapes, packed, *extras
         )

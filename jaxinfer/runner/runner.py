@@ -21,6 +21,7 @@ from jaxinfer.runner.slot_moves import move_calls
 from jaxinfer.sampling.slots import SlotTable, count_calls
 from jaxinfer.sampling.state import SamplingState, init_state
 from jaxinfer.sharding.placement import Placement
+from jaxinfer.sharding.shards import Shards, shards_of
 from jaxinfer.typing import Params
 
 TOKEN_PARAMS = ("embed", "embed_positions", "lm_head")
@@ -34,14 +35,15 @@ class ModelRunner:
 
     Args:
         config: the engine's settings.
-        params: the decoder's parameter tree (see `jaxinfer.models.decoder.param_shapes`). Arrays on the engine's device
-            are used without a copy, others are copied to it.
-        placement: the device that everything lies on; None is JAX's default device.
+        params: the decoder's parameter tree (see `jaxinfer.models.decoder.param_shapes`), arranged as `shards` has it.
+            Arrays that lie where they belong are used without a copy, others are copied there.
+        shards: how the model lies on which devices; None is whole on JAX's default device.
     """
 
-    def __init__(self, config: EngineConfig, params: Params, placement: Placement | None = None) -> None:
+    def __init__(self, config: EngineConfig, params: Params, shards: Shards | None = None) -> None:
         self.config = config
-        self.placement = placement or Placement()
+        self.shards = shards or shards_of(config.model, Placement())
+        self._specs = jax.tree.leaves(self.shards.tree_specs(params))
         model, scheduler = config.model, config.scheduler
         self.kv, self._state = self._empty()
         """The pool. Whoever has a program of its own change it puts what that returns here."""
@@ -56,11 +58,16 @@ class ModelRunner:
         custom = bool(config.runner.logits_processors)
         is_typical = guess is not None and guess.typical is not None
         self._slots = SlotTable(scheduler.max_num_seqs, model.vocab_size, custom, depth, keeps, is_typical)
-        self._programs = Programs(config, params, self.kv, self._state, self.placement)
+        self._programs = Programs(config, params, self.kv, self._state, self.shards)
         self._head_leaves: tuple[jax.Array, ...] = ()
         self._last_ready = 0.0
         self.drafted: Callable[[], jax.Array] | None = None
         """Where drafts may be drawn, gives `DraftRows.drafted` of those that the next step verifies."""
+
+    @property
+    def placement(self) -> Placement:
+        """The devices that everything lies on."""
+        return self.shards.placement
 
     @property
     def eagle(self) -> EagleHead | None:
@@ -139,7 +146,9 @@ class ModelRunner:
 
     def placed(self, params: Params) -> Params:
         """Parameters where they belong; leaves that are there stay the same arrays."""
-        return self.placement.put(params)
+        leaves, tree = jax.tree.flatten(params)
+        placed: Params = jax.tree.unflatten(tree, list(map(self.placement.put, leaves, self._specs)))
+        return placed
 
     @property
     def leaves(self) -> tuple[jax.Array, ...]:
@@ -172,11 +181,11 @@ class ModelRunner:
         self.take_params()
 
     def _empty(self) -> tuple[KVCache, SamplingState]:
-        config, everywhere = self.config, self.placement.sharding()
-        cache = config.cache
+        config, cache, placement = self.config, self.config.cache, self.shards.placement
         sizes = cache.num_blocks, cache.block_size, config.kv_dtype
-        kv = init_kv_cache(config.model, *sizes, config.features, everywhere)
-        return kv, init_state(config.scheduler.max_num_seqs, config.model.vocab_size, everywhere)
+        places = placement.sharding(self.shards.pool_spec), placement.sharding()
+        kv = init_kv_cache(self.shards.split.padded, *sizes, config.features, *places)
+        return kv, init_state(config.scheduler.max_num_seqs, config.model.vocab_size, placement.sharding())
 
     def _take(self, params: Params) -> None:
         placed = self.placed(params)
@@ -184,7 +193,7 @@ class ModelRunner:
         self.token_params = {name: placed[name] for name in TOKEN_PARAMS if name in placed}
 
     def _send(self, packed: np.ndarray) -> jax.Array:
-        return jax.device_put(packed, self.placement.sharding())
+        return jax.device_put(packed, self.shards.placement.sharding())
 
     def busy_since(self, started: float) -> float:
         """When the device began a step dispatched at `started`: not before it finished the previous one."""

@@ -22,7 +22,9 @@ from jaxinfer.sampling.batch import NUM_FIELDS, SamplingBatch
 from jaxinfer.sampling.draft_rows import DraftRows
 from jaxinfer.sampling.logits import LogitsProcessor
 from jaxinfer.sampling.sampler import SamplerOutput, sample, sample_greedy
+from jaxinfer.sampling.split_logits import gather_logits, sample_greedy_split
 from jaxinfer.sampling.state import SamplingState
+from jaxinfer.sharding.shards import Shards
 from pallas_kernels.kv_write import rope_kv_write
 from pallas_kernels.paged_attention import WorkList, make_work_list, paged_attention
 
@@ -140,7 +142,7 @@ def make_forward_step(
     block_size: int,
     num_logprobs: int,
     processors: tuple[LogitsProcessor, ...] = (),
-    sum_over: str | None = None,
+    shards: Shards | None = None,
     eagle: EagleStep | None = None,
 ) -> Callable[..., StepOutput]:
     """The step function of one spec: ``(leaves, kv, state, packed) -> StepOutput``, jitted with kv and state donated.
@@ -157,10 +159,13 @@ def make_forward_step(
         block_size: S.
         num_logprobs: k, alternatives a row brings back (sampler only).
         processors: custom logits processors, applied in order (sampler only).
-        sum_over: inside `jax.shard_map`, the mesh axis over which the layers are split; see `Decoder`.
+        shards: how the model is split, where it is; then the function is one for `Placement.program`, `params_tree` is
+            of one device's part (`Shards.part_shapes`), and state and packed are whole on every device.
         eagle: the head whose layer the step keeps up with its tokens; None for none.
     """
-    decoder = Decoder(config, sum_over=sum_over)
+    sum_over = None if shards is None else shards.sum_over
+    part, splits_experts = (config, False) if shards is None else (shards.split.part, shards.split.splits_experts)
+    decoder = Decoder(part, sum_over=sum_over, splits_experts=splits_experts)
     taps = () if eagle is None else eagle.model.taps
 
     def forward_step(
@@ -174,7 +179,7 @@ def make_forward_step(
         variables = {"params": jax.tree.unflatten(params_tree, leaves)}
         step = unpack(packed, spec)
         tokens = jnp.where(step.token_slots < 0, step.tokens, state.last_tokens[jnp.maximum(step.token_slots, 0)])
-        attention = make_attention(step, spec, config, block_size)
+        attention = make_attention(step, spec, part, block_size)
         run: Any = decoder.apply
         layers, own = kv.layers[: config.num_hidden_layers], kv.layers[config.num_hidden_layers :]
         given = tokens, step.positions, attention, layers, taps
@@ -186,10 +191,14 @@ def make_forward_step(
             kv = eagle(head, variables["params"], step._replace(tokens=tokens), attention, (hidden, tapped), kv)
         logits = run(variables, hidden[step.logits_tokens], method=Decoder.logits)
         if not spec.sampler:
-            drawn, finite = sample_greedy(logits)
+            drawn, finite = (
+                sample_greedy(logits) if sum_over is None else sample_greedy_split(logits, sum_over, config.vocab_size)
+            )
             last_tokens = state.last_tokens.at[step.sampling[0]].set(drawn, mode="drop")
             results = jnp.stack([drawn, finite.astype(jnp.int32)])
             return StepOutput(results, None, kv, state._replace(last_tokens=last_tokens))
+        if sum_over is not None:
+            logits = gather_logits(logits, sum_over, config.vocab_size)
         batch = SamplingBatch.unpack(step.sampling[:NUM_FIELDS])
         drafts = None
         if spec.num_drafts:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 WHOLE = PartitionSpec()
 """Of an array that lies whole on every device."""
@@ -30,6 +30,8 @@ class Placement:
             raise ValueError("device and mesh: give only one of them")
         if self.mesh is not None and self.axis not in self.mesh.axis_names:
             raise ValueError(f"axis={self.axis!r} is none of the mesh's axes: {', '.join(self.mesh.axis_names)}")
+        if self.mesh is not None:  # a caller's axes may be of the kind that operations outside `program` refuse
+            object.__setattr__(self, "mesh", automatic(self.mesh))
 
     @property
     def num_parts(self) -> int:
@@ -37,9 +39,9 @@ class Placement:
         return 1 if self.mesh is None else int(self.mesh.shape[self.axis])
 
     @property
-    def sum_over(self) -> str | None:
-        """The mesh axis that programs add up over, inside `program`; None where nothing is split."""
-        return None if self.mesh is None else self.axis
+    def num_devices(self) -> int:
+        """All devices, those along other axes of the mesh as well."""
+        return 1 if self.mesh is None else self.mesh.size
 
     def sharding(self, spec: PartitionSpec = WHOLE) -> Sharding | None:
         """How an array lies that is split by `spec`; None for JAX's default device."""
@@ -53,11 +55,11 @@ class Placement:
 
     def _put(self, leaf: Any, target: Sharding | None) -> jax.Array:
         if isinstance(leaf, jax.Array):
-            wanted = target or SingleDeviceSharding(default_device())
-            if leaf.sharding.is_equivalent_to(wanted, leaf.ndim):
+            target = target or SingleDeviceSharding(default_device())
+            if leaf.sharding == target or leaf.sharding.is_equivalent_to(target, leaf.ndim):
                 return leaf
-            target = wanted
-        return jax.device_put(leaf, target)
+        array: jax.Array = jax.device_put(leaf, target)
+        return array
 
     def shape(self, leaf: Any, spec: PartitionSpec = WHOLE) -> jax.ShapeDtypeStruct:
         """What a program is told of an array that lies so."""
@@ -73,6 +75,11 @@ class Placement:
         if self.mesh is None:
             return function
         return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def automatic(mesh: Mesh) -> Mesh:
+    """The same mesh with axes over which XLA, not the types of arrays, says how operations are split."""
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
 
 def default_device() -> jax.Device:

@@ -54,8 +54,14 @@ class EngineArgs:
         llm_int8_skip_modules: with load_in_8bit or load_in_4bit, modules that stay in floats, as `skip_modules` of
             `QuantOptions`.
         device_map: "auto" or None: the devices of this process.
-        data_parallel_size: replicas of the model, each on a device of its own, that serve one queue of requests; sizes
+        data_parallel_size: replicas of the model, each on devices of its own, that serve one queue of requests; sizes
             such as max_num_seqs are those of each.
+        tensor_parallel_size: devices that the model, or each replica of it, is split over: heads, feed-forward channels
+            and vocabulary. It has to divide the number of query heads.
+        enable_expert_parallel: with `tensor_parallel_size`, deal out a mixture's experts whole instead of cutting each.
+        mesh: a `jax.sharding.Mesh` of the caller's to run on, in place of `tensor_parallel_size`; see `axis_names`.
+        axis_names: the mesh's axis that the model is split over; None where only one splits anything. Along the other
+            axes it lies whole.
         seed: seeds the requests that bring no seed of their own, 0 to 2**63 - 1.
         revision: branch, tag or commit of a Hub model.
         tokenizer_revision: the same for a `tokenizer` that is a Hub id; None takes `revision`.
@@ -116,6 +122,10 @@ class EngineArgs:
     llm_int8_skip_modules: Sequence[str] | None = None
     device_map: str | None = None
     data_parallel_size: int = 1
+    tensor_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    mesh: Any = None
+    axis_names: str | Sequence[str] | None = None
     seed: int = 0
     revision: str | None = None
     tokenizer_revision: str | None = None
@@ -155,8 +165,9 @@ class EngineArgs:
 
     def _check_numbers(self) -> None:
         sizes = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes")
-        for name in (*sizes, "num_gpu_blocks_override", "block_size", "data_parallel_size"):
-            if name in ("block_size", "data_parallel_size") or getattr(self, name) is not None:
+        counts = ("block_size", "data_parallel_size", "tensor_parallel_size")
+        for name in (*sizes, "num_gpu_blocks_override", *counts):
+            if name in counts or getattr(self, name) is not None:
                 require_positive(name, getattr(self, name))
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise TypeError(f"seed={self.seed!r} must be an int")
@@ -184,6 +195,7 @@ class EngineArgs:
         for name in (
             "enable_prefix_caching",
             "skip_tokenizer_init",
+            "enable_expert_parallel",
             "enforce_eager",
             "load_in_8bit",
             "load_in_4bit",
@@ -208,6 +220,7 @@ class EngineArgs:
             raise ValueError("compilation_cache_dir=True names no folder; leave it out for the default one")
         if self.override_generation_config is not None:
             check_override(self.override_generation_config)
+        self._check_mesh()
         self._check_logits_processors()
         self._check_tokenizer()
         if self.speculative_options is not None and self.deterministic:
@@ -220,6 +233,20 @@ class EngineArgs:
                 f"block_size={self.block_size} with deterministic=True must divide 64, the positions that attention "
                 "takes at a time there; use 16"
             )
+
+    def _check_mesh(self) -> None:
+        if self.mesh is not None:
+            from jax.sharding import Mesh  # command lines that only read options do without JAX
+
+            if not isinstance(self.mesh, Mesh):
+                raise TypeError(f"mesh={self.mesh!r} must be a jax.sharding.Mesh")
+            if self.data_parallel_size != 1:
+                raise ValueError(
+                    f"data_parallel_size={self.data_parallel_size} makes replicas on meshes of their own, and mesh= is "
+                    "one for all; give only one of them"
+                )
+        elif self.axis_names is not None:
+            raise ValueError(f"axis_names={self.axis_names!r} names axes of a mesh; give mesh= as well")
 
     def _check_quantization(self) -> None:
         names = ("quantization", "load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_compute_dtype")

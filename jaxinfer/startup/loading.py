@@ -3,6 +3,7 @@
 import logging
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,14 @@ from jaxinfer.quant.plan import QuantPlan
 from jaxinfer.quant.summary import format_lines, summarise_plan
 from jaxinfer.runner.compile_cache import enable_compile_cache
 from jaxinfer.runner.runner import ModelRunner
+from jaxinfer.sharding.placement import Placement
+from jaxinfer.sharding.shards import Shards, shards_of
 from jaxinfer.startup.args import EngineArgs
 from jaxinfer.startup.device_memory import claim_gpu_memory
-from jaxinfer.startup.devices import placements
+from jaxinfer.startup.devices import mesh_placement, placements
 from jaxinfer.startup.generation_config import end_ids, read_generation_config, sampling_defaults
 from jaxinfer.startup.guesser import Guesser
-from jaxinfer.startup.live_params import dtype_of_params, float_shapes, match_params
+from jaxinfer.startup.live_params import dtype_of_params, match_params
 from jaxinfer.startup.quantization import named_method, quant_plan
 from jaxinfer.startup.replica import AnySleep, Replica, serving_together
 from jaxinfer.startup.resting_weights import RestingWeights
@@ -53,6 +56,7 @@ class EngineParts:
         defaults: fields of SamplingParams that the model's generation config sets.
         plan: which parameters are quantised, and how; None for none.
         shapes: the parameters' shapes in floats.
+        shards: how the parameters that are given lie on the devices, those of the first replica.
     """
 
     def __init__(
@@ -62,12 +66,14 @@ class EngineParts:
         defaults: Mapping[str, Any],
         plan: QuantPlan | None,
         shapes: Params,
+        shards: Shards,
     ) -> None:
         self._replicas = replicas
         self._engine: AnyEngine | None
         self._engine, self._sleep = serving_together(replicas)
         self._plan = plan
         self._shapes = shapes
+        self._shards = shards
         self.defaults = defaults
         self.tokenizer = tokenizer
 
@@ -97,7 +103,7 @@ class EngineParts:
             aborts: whether running requests end; returns their last outputs.
         """
         engine, config = self.engine, self.engine.config
-        checked = match_params(params, config.model, config.runner.dtype, self._plan, self._shapes)
+        checked = match_params(params, config.model, config.runner.dtype, self._plan, self._shapes, self._shards)
         outputs = engine.abort_all() if aborts else []
         self._sleep.update_params(checked)
         engine.params_changed()
@@ -126,7 +132,9 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
     """
     _check_source(args, model_config, params)
     claim_gpu_memory(args.gpu_memory_utilization)
-    where = placements(args.data_parallel_size)
+    where = placements(args.data_parallel_size, args.tensor_parallel_size)
+    if args.mesh is not None:
+        where = [mesh_placement(args.mesh, args.axis_names, args.tensor_parallel_size)]
     checkpoint = None if args.model is None else open_checkpoint(find_model(args, args.model, args.revision))
     model = model_config or (checkpoint.model_config if checkpoint else None)
     assert model is not None
@@ -141,20 +149,21 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
         model,
         checkpoint if params is None else None,
         jax.default_backend(),
+        where[0].num_parts,
     )
     options = args.speculative_options
     guesser = open_guesser(args, options, model, checkpoint, tokenizer)
-    config, weights = _config_and_params(args, model, checkpoint, params, plan, guesser)
+    config, weights, shapes, shards = _config_and_params(args, model, checkpoint, params, plan, guesser, where[0])
     if plan is not None:
-        facts = summarise_plan(plan, param_shapes(config.model, config.runner.dtype))
+        facts = summarise_plan(plan, shapes)
         logger.info("weights as %s: %s", plan.method, format_lines(facts))
     if config.runner.compilation_cache_dir is not None:
         enable_compile_cache(config.runner.compilation_cache_dir)
-    reload = partial(_read_again, args, config.runner.dtype, plan) if params is None else None
+    reload = partial(_read_again, args, config.runner.dtype, plan, shards) if params is None else None
     tree, seeds = jax.tree.structure(weights), random.Random(config.seed)
     replicas: list[Replica] = []
     for placement in where:
-        runner = ModelRunner(config, weights, placement)
+        runner = ModelRunner(config, weights, replace(shards, placement=placement))
         made = make_speculation(options, guesser, runner, args.use_tqdm_on_load)
         speculator = None if made is None else made.speculator
         if not args.enforce_eager:
@@ -173,7 +182,7 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
         replicas.append(Replica(engine, runner, sleep, speculator))
     if defaults:
         logger.info("sampling defaults from the generation config, for calls without sampling_params: %s", defaults)
-    return EngineParts(replicas, tokenizer, defaults, plan, float_shapes(weights, config.runner.dtype))
+    return EngineParts(replicas, tokenizer, defaults, plan, shapes, shards)
 
 
 def _params_of(runner: ModelRunner, tree: Any) -> Params:
@@ -181,11 +190,17 @@ def _params_of(runner: ModelRunner, tree: Any) -> Params:
     return jax.tree.unflatten(tree, runner.leaves)
 
 
-def _read_again(args: EngineArgs, dtype: str, plan: QuantPlan | None) -> Params:
+def _read_again(args: EngineArgs, dtype: str, plan: QuantPlan | None, shards: Shards) -> Params:
     """The parameters of the checkpoint that the engine was made from."""
     assert args.model is not None
     checkpoint = open_checkpoint(find_model(args, args.model, args.revision))
-    return load_params(checkpoint, dtype, plan=plan, progress=args.use_tqdm_on_load)
+    return _read(checkpoint, dtype, plan, shards, args)
+
+
+def _read(checkpoint: Checkpoint, dtype: str, plan: QuantPlan | None, shards: Shards, args: EngineArgs) -> Params:
+    """The checkpoint's parameters, each device's part of each sent to it as soon as it has been read."""
+    put = None if shards.placement == Placement() else shards.put
+    return load_params(checkpoint, dtype, plan=plan, put=put, progress=args.use_tqdm_on_load)
 
 
 def _check_source(args: EngineArgs, model_config: ModelConfig | None, params: Params | None) -> None:
@@ -243,13 +258,23 @@ def _config_and_params(
     params: Params | None,
     plan: QuantPlan | None,
     guesser: Guesser | None,
-) -> tuple[EngineConfig, Params]:
-    """The sizes are settled before weights are read, so that what cannot fit fails at once."""
+    placement: Placement,
+) -> tuple[EngineConfig, Params, Params, Shards]:
+    """Also the parameters' shapes in floats. The sizes are settled before weights are read, so that what cannot fit or
+    be split fails at once."""
     if params is not None:
         dtype = dtype_of_params(params) if args.dtype == "auto" else args.dtype
-        params = match_params(params, model, dtype, plan)
-        return engine_config(args, model, dtype, loaded=params, guesser=guesser), params
-    assert checkpoint is not None
-    dtype = resolve_dtype(args.dtype, checkpoint.dtype, jax.default_backend())
-    config = engine_config(args, model, dtype, loaded=None, plan=plan, guesser=guesser)
-    return config, load_params(checkpoint, dtype, plan=plan, progress=args.use_tqdm_on_load)
+    else:
+        assert checkpoint is not None
+        dtype = resolve_dtype(args.dtype, checkpoint.dtype, jax.default_backend())
+    floats = param_shapes(model, jax.numpy.dtype(dtype))
+    shapes = floats if plan is None else plan.tree_shapes(floats)
+    shards = shards_of(model, placement, shapes, splits_experts=args.enable_expert_parallel)
+    if params is not None:
+        params = match_params(params, model, dtype, plan, floats, shards)
+    config = engine_config(args, model, dtype, params, plan, guesser, shards)
+    shards = shards.of(config.model)
+    if params is None:
+        assert checkpoint is not None
+        params = _read(checkpoint, dtype, plan, shards, args)
+    return config, params, floats, shards

@@ -191,6 +191,7 @@ def quant_plan(
     model: ModelConfig,
     checkpoint: "Checkpoint | None",
     platform: str,
+    num_parts: int = 1,
 ) -> "QuantPlan | None":
     """Which parameters are quantised, and how; None for none.
 
@@ -200,6 +201,7 @@ def quant_plan(
         model: the architecture.
         checkpoint: where the weights come from; None for live parameters.
         platform: JAX's name of the device's platform.
+        num_parts: devices that the model is split over.
 
     Raises:
         ValueError: "gguf" for what is no GGUF file; or the checkpoint is quantised in another way than asked for, or
@@ -240,6 +242,7 @@ def quant_plan(
         embedding=options.quantize_embedding or (head and model.tie_word_embeddings),
         fast_form=on_cpu if options.fast_form is None else options.fast_form,
         floats=floats,
+        num_parts=num_parts,
     )
     if checkpoint is not None and layout is not None:
         from jaxinfer.checkpoint.packed_codes import packed_storages

@@ -25,6 +25,8 @@ from jaxinfer.quant.plan import QuantPlan
 from jaxinfer.runner.buckets import tiled_buckets, token_buckets
 from jaxinfer.runner.fixed_tiles import tile_tokens
 from jaxinfer.runner.kv_support import require_kv_dtype, slow_pool
+from jaxinfer.sharding.placement import Placement
+from jaxinfer.sharding.shards import Shards, shards_of
 from jaxinfer.startup.args import EngineArgs
 from jaxinfer.startup.device_memory import DeviceMemory, device_memory
 from jaxinfer.startup.guesser import Guesser
@@ -48,6 +50,7 @@ def engine_config(
     loaded: Params | None,
     plan: QuantPlan | None = None,
     guesser: Guesser | None = None,
+    shards: Shards | None = None,
 ) -> EngineConfig:
     """The complete configuration.
 
@@ -55,16 +58,19 @@ def engine_config(
         args: checked settings; those left open are chosen here.
         model: the architecture.
         dtype: dtype name of parameters and activations.
-        loaded: live parameters that are in the device's memory already; None when they will be loaded.
+        loaded: live parameters that are in the devices' memory already, arranged; None when they will be loaded.
         plan: which of the parameters that will be loaded are quantised, and how; None for none.
         guesser: what speculation is to load as well; None for nothing.
+        shards: how the model lies on several devices, of which each has the same; None is on one.
 
     Raises:
         ValueError: a request of `max_model_len` tokens cannot fit, sizes contradict each other, or the device cannot
             do the cache's dtype.
     """
     platform = jax.default_backend()
-    memory = device_memory(platform, args.gpu_memory_utilization, args.data_parallel_size)
+    shards = shards or shards_of(model, Placement())
+    num_devices = args.data_parallel_size * shards.placement.num_devices
+    memory = device_memory(platform, args.gpu_memory_utilization, num_devices)
     max_model_len = _max_model_len(args, model)
     if model.rope_scaling is not None and model.rope_scaling.depends_on_length and not model.rope_length:
         model = replace(model, rope_length=max_model_len)
@@ -81,13 +87,14 @@ def engine_config(
         if tile
         else token_buckets(max_num_seqs, max_num_batched_tokens, guesses and guesses + max_num_seqs),
     )
-    shapes = param_shapes(model, jax.numpy.dtype(dtype), plan) if loaded is None else loaded
+    arranged = shards.arranged(param_shapes(model, jax.numpy.dtype(dtype), plan)) if loaded is None else loaded
+    shapes = shards.part_shapes(arranged)
     weights = tree_bytes(jax.tree.leaves(shapes))
     free = memory.free + (weights if loaded is not None else 0)
     kv_dtype = dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
     require_kv_dtype(kv_dtype)
     features = None if speculation is None else speculation.feature_spec(model, dtype)
-    block_bytes = kv_block_bytes(model, args.block_size, kv_dtype, features)
+    block_bytes = kv_block_bytes(shards.split.part, args.block_size, kv_dtype, features)
     drafted = 0
     if guesser is not None and speculation is not None:
         weights += guesser.weight_bytes(dtype)
@@ -99,7 +106,15 @@ def engine_config(
         free_bytes=min(free, memory.total),
         weight_bytes=weights,
         activation_bytes=drafted
-        + activation_bytes(model, scheduler, dtype, args.block_size, rounds_activations(shapes), guesses),
+        + activation_bytes(
+            model,
+            scheduler,
+            dtype,
+            args.block_size,
+            rounds_activations(shapes),
+            guesses,
+            shards.split.num_parts,
+        ),
         utilization=args.gpu_memory_utilization,
     )
     held = held_tokens(model, args.block_size, max_model_len, max_num_batched_tokens)
@@ -119,7 +134,7 @@ def engine_config(
         seed=args.seed,
         speculation=speculation,
     )
-    reason = slow_pool(config)
+    reason = slow_pool(replace(config, model=shards.split.part))
     if reason is not None:
         logger.warning("the KV cache is written by XLA, in some launches a layer more than by the kernel: %s", reason)
     return config
@@ -137,9 +152,13 @@ def activation_bytes(
     block_size: int = 16,
     rounds: bool = False,
     num_drafted: int = 0,
+    num_parts: int = 1,
 ) -> int:
-    """What the largest step holds beside weights and cache, in bytes, the sampler's state included; `rounds`: whether
-    activations are rounded to 8 bits; `num_drafted`: logits rows beyond one for each request."""
+    """What the largest step holds beside weights and cache, in bytes, the sampler's state included.
+
+    `rounds`: whether activations are rounded to 8 bits; `num_drafted`: logits rows beyond one for each request;
+    `num_parts`: devices that the model is split over.
+    """
     return step_memory(
         model,
         num_tokens=scheduler.max_num_batched_tokens,
@@ -147,6 +166,7 @@ def activation_bytes(
         table_width=-(-scheduler.max_model_len // block_size),
         itemsize=jax.numpy.dtype(dtype).itemsize,
         rounds=rounds,
+        tp=num_parts,
     ).total
 
 

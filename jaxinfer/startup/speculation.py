@@ -117,6 +117,11 @@ def make_speculation(
     if isinstance(guesser, DraftModel):
         proposer, weights = make_draft(guesser, runner, progress)
     elif isinstance(guesser, Medusa):
+        if runner.shards.split.num_parts > 1:
+            raise ValueError(
+                f"speculative method 'medusa' needs the model whole on a device, and it is split over "
+                f"{runner.shards.split.num_parts}; use 'ngram' or a draft model, or tensor_parallel_size=1"
+            )
         proposer, weights = make_medusa(guesser, options, runner)
     elif isinstance(guesser, Eagle):
         proposer, weights = make_eagle(guesser, runner)

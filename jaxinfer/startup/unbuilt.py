@@ -18,7 +18,7 @@ class Unbuilt:
     reason: str
 
 
-_ONE_DEVICE = "the engine runs on one device; multi-device serving is not built yet"
+_ONE_DEVICE = "an engine runs on one device, or on several with tensor_parallel_size"
 _NO_LORA = "LoRA adapters are not built yet; merge the adapter into the weights"
 _TEXT_ONLY = "only text models are built"
 _NO_GRAMMAR = "structured outputs are not built yet"
@@ -52,7 +52,6 @@ UNBUILT: Mapping[str, Unbuilt] = {
     "distributed_executor_backend": Unbuilt((None, "uni"), _ONE_DEVICE),
     "download_dir": Unbuilt((None,), "Hub models are kept in huggingface_hub's own cache"),
     "enable_chunked_prefill": Unbuilt((True, None), _ALWAYS_CHUNKED),
-    "enable_expert_parallel": Unbuilt((False,), _ONE_DEVICE),
     "enable_log_requests": Unbuilt((False,), "requests are not logged"),
     "enable_lora": Unbuilt((False, None), _NO_LORA),
     "enable_prompt_embeds": Unbuilt((False,), "prompts are text or token ids"),
@@ -108,7 +107,6 @@ UNBUILT: Mapping[str, Unbuilt] = {
     "structured_outputs_config": Unbuilt((None,), _NO_GRAMMAR),
     "swap_space": Unbuilt((4, 0), "preempted requests are computed again, not swapped to host memory"),
     "task": Unbuilt((None, "auto", "generate"), "only text generation is built"),
-    "tensor_parallel_size": Unbuilt((1,), _ONE_DEVICE),
     "trust_remote_code": Unbuilt((False,), _NO_REMOTE_CODE),
     "worker_cls": Unbuilt(("auto",), "there are no workers"),
     "worker_extension_cls": Unbuilt(("", None), "there are no workers"),

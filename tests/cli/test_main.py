@@ -53,8 +53,8 @@ def test_version(jaxinfer: Any) -> None:
         (["generate", "--model", "m", "--prompt", "a", "--system", "b"], "--chat"),
         (["generate", "--model", "m", "--prompt", "a", "--chat", "--chat-template", "/no/such/file"], "/no/such/file"),
         (["generate", "--model", "m", "--prompt", "a", "--logprobs", "1"], "--json"),
-        (["generate", "--model", "m", "--prompt", "a", "--tensor-parallel-size", "2"], "tensor_parallel_size=2"),
-        (["generate", "--model", "m", "--prompt", "a", "--tensor-parallel-size=2"], "tensor_parallel_size=2"),
+        (["generate", "--model", "m", "--prompt", "a", "--pipeline-parallel-size", "2"], "pipeline_parallel_size=2"),
+        (["generate", "--model", "m", "--prompt", "a", "-tp", "2"], "tensor_parallel_size=2 needs as many"),
         (["generate", "--model", "m", "--prompt", "a", "--enable-lora"], "enable_lora=True"),
         (["generate", "--model", "m", "--prompt", "a", "--no-enable-chunked-prefill"], "enable_chunked_prefill=False"),
         (["generate", "--model", "m", "--prompt", "a", "--no-such-option"], "unrecognized"),
@@ -97,12 +97,12 @@ def test_every_field_has_an_option_with_a_text(jaxinfer: Any) -> None:
 
 
 def test_options_of_vllm_keep_their_values() -> None:
-    words = ["--tensor-parallel-size", "2", "--enable-lora", "--no-enable-expert-parallel", "--swap-space=4"]
+    words = ["--pipeline-parallel-size", "2", "--enable-lora", "--no-enable-chunked-prefill", "--swap-space=4"]
     words += ["--load-format", "dummy"]
     assert unbuilt_options(words) == {
-        "engine_tensor_parallel_size": 2,
+        "engine_pipeline_parallel_size": 2,
         "engine_enable_lora": True,
-        "engine_enable_expert_parallel": False,
+        "engine_enable_chunked_prefill": False,
         "engine_swap_space": 4,
         "engine_load_format": "dummy",
     }

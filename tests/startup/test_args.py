@@ -157,7 +157,11 @@ def test_unbuilt_arguments_are_refused_by_name_unless_they_ask_for_nothing(name:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tensor_parallel_size", 2),
+        ("tensor_parallel_size", 0),
+        ("enable_expert_parallel", 1),
+        ("mesh", 2),
+        ("axis_names", "model"),
+        ("pipeline_parallel_size", 2),
         ("quantization", "torchao"),
         ("prefix_caching_hash_algo", "xxhash"),
         ("kv_cache_dtype_skip_layers", ["0"]),
@@ -170,7 +174,7 @@ def test_unbuilt_arguments_are_refused_by_name_unless_they_ask_for_nothing(name:
     ],
 )
 def test_what_vllm_users_would_ask_for_is_refused(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises((ValueError, TypeError), match=name):
         EngineArgs("m", **{name: value})
 
 

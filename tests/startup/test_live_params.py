@@ -24,4 +24,7 @@ except ValueError as error:
 
 def test_sharded_parameters_are_refused() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
-    assert "lies on 2 devices; the engine runs on one: jax.device_put(params, jax.devices()[0])" in done.stdout, done
+    assert (
+        "lies on 2 devices; the engine runs on one: give their mesh=, or jax.device_put(params, jax.devices()[0])"
+        in done.stdout
+    ), done

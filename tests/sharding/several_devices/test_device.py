@@ -12,6 +12,7 @@ from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.runner.runner import ModelRunner
 from jaxinfer.sharding.placement import Placement
+from jaxinfer.sharding.shards import shards_of
 
 PARAMS = (
     SamplingParams(max_tokens=6, temperature=0, logprobs=2),
@@ -22,7 +23,7 @@ PARAMS = (
 def outputs(config: ModelConfig, params: Any, placement: Placement | None) -> tuple[ModelRunner, list[list[int]]]:
     scheduler = SchedulerConfig(4, 16, 128, token_buckets=(4, 16))
     settings = EngineConfig(config, CacheConfig(16, 64), scheduler, RunnerConfig())
-    runner = ModelRunner(settings, params, placement)
+    runner = ModelRunner(settings, params, shards_of(config, placement or Placement()))
     engine = Engine(settings, runner, None)
     for index, sampling in enumerate(PARAMS):
         engine.add_request(str(index), [1, 2, 3, 4], sampling)
