@@ -12,6 +12,9 @@ MAX_GPUS = 8
 """Of one machine, where nothing is said about their number."""
 TIGHT_SHARE = 0.9
 """Weights that take more of the budget leave too little for a cache worth having, and for what no formula sees."""
+SPLIT_ROOM = 5 << 30
+"""Bytes that have to be left beside the weights on each of several GPUs, which also hold buffers to talk to each other:
+with less than that weights of fewer bits, or more GPUs, are the better choice."""
 SMALL_SHARE = 0.25
 """Weights that take less of the budget in 16 bits stay there: 4 bits would hold a quarter more requests at the most."""
 FOUR_BIT_CACHE = "int4"
@@ -90,10 +93,15 @@ def best_plan(question: Question) -> MemoryPlan | None:
     groups = [counts] if question.num_gpus else [(count,) for count in counts]
     plans = [_plans(question, group) for group in groups]
     precise = [[plan for plan in group if _is_precise(question, plan)] for group in plans]
-    roomy = [[plan for plan in group if plan.weights <= TIGHT_SHARE * plan.budget] for group in precise]
+    roomy = [[plan for plan in group if _has_room(plan)] for group in precise]
     eligible = next((group for group in (*roomy, *precise, *plans) if group), [])
     complete = [plan for plan in eligible if plan.setting.max_seqs >= question.setting.max_seqs]
     return complete[0] if complete else max(eligible, key=lambda plan: plan.setting.max_seqs, default=None)
+
+
+def _has_room(plan: MemoryPlan) -> bool:
+    left = plan.budget - plan.weights
+    return plan.weights <= TIGHT_SHARE * plan.budget and (plan.setting.tp == 1 or left >= SPLIT_ROOM)
 
 
 def _plans(question: Question, counts: tuple[int, ...]) -> list[MemoryPlan]:
