@@ -48,7 +48,7 @@ def two(config: ModelConfig, params: Callable[[int], Any]) -> Iterator[LLM]:
 def one(two: LLM) -> LLM:
     """An engine on one device: the first replica alone."""
     parts = two._parts
-    first = EngineParts(parts._replicas[:1], None, {}, None, parts._shapes)
+    first = EngineParts(parts._replicas[:1], None, {}, None, parts._shapes, parts._shards)
     assert isinstance(first.engine, Engine)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jaxinfer.llm.load_engine", lambda *arguments: first)
