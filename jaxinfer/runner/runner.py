@@ -20,7 +20,7 @@ from jaxinfer.runner.results import StepArrays, read_rows
 from jaxinfer.runner.slot_moves import move_calls
 from jaxinfer.sampling.slots import SlotTable, count_calls
 from jaxinfer.sampling.state import SamplingState, init_state
-from jaxinfer.sharding.placement import Placement
+from jaxinfer.sharding.placement import Placement, put_array
 from jaxinfer.sharding.shards import Shards, shards_of
 from jaxinfer.typing import Params
 
@@ -43,7 +43,8 @@ class ModelRunner:
     def __init__(self, config: EngineConfig, params: Params, shards: Shards | None = None) -> None:
         self.config = config
         self.shards = shards or shards_of(config.model, Placement())
-        self._specs = jax.tree.leaves(self.shards.tree_specs(params))
+        where = self.shards.placement
+        self._targets = [where.sharding(spec) for spec in jax.tree.leaves(self.shards.tree_specs(params))]
         model, scheduler = config.model, config.scheduler
         self.kv, self._state = self._empty()
         """The pool. Whoever has a program of its own change it puts what that returns here."""
@@ -147,7 +148,7 @@ class ModelRunner:
     def placed(self, params: Params) -> Params:
         """Parameters where they belong; leaves that are there stay the same arrays."""
         leaves, tree = jax.tree.flatten(params)
-        placed: Params = jax.tree.unflatten(tree, list(map(self.placement.put, leaves, self._specs)))
+        placed: Params = jax.tree.unflatten(tree, list(map(put_array, leaves, self._targets)))
         return placed
 
     @property

@@ -51,15 +51,8 @@ class Placement:
 
     def put(self, tree: Any, spec: PartitionSpec = WHOLE) -> Any:
         """A tree of arrays where they belong; those that are there already stay the same arrays."""
-        return jax.tree.map(lambda leaf: self._put(leaf, self.sharding(spec)), tree)
-
-    def _put(self, leaf: Any, target: Sharding | None) -> jax.Array:
-        if isinstance(leaf, jax.Array):
-            target = target or SingleDeviceSharding(default_device())
-            if leaf.sharding == target or leaf.sharding.is_equivalent_to(target, leaf.ndim):
-                return leaf
-        array: jax.Array = jax.device_put(leaf, target)
-        return array
+        target = self.sharding(spec)
+        return jax.tree.map(lambda leaf: put_array(leaf, target), tree)
 
     def shape(self, leaf: Any, spec: PartitionSpec = WHOLE) -> jax.ShapeDtypeStruct:
         """What a program is told of an array that lies so."""
@@ -75,6 +68,16 @@ class Placement:
         if self.mesh is None:
             return function
         return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def put_array(leaf: Any, target: Sharding | None) -> jax.Array:
+    """An array laid out so (None: on JAX's default device); the same array where it is already."""
+    if isinstance(leaf, jax.Array):
+        target = target or SingleDeviceSharding(default_device())
+        if leaf.sharding == target or leaf.sharding.is_equivalent_to(target, leaf.ndim):
+            return leaf
+    array: jax.Array = jax.device_put(leaf, target)
+    return array
 
 
 def automatic(mesh: Mesh) -> Mesh:

@@ -112,16 +112,17 @@ def make_speculation(
     config = runner.config
     if options is None or config.speculation is None:
         return None
+    parts = runner.shards.split.num_parts
+    if isinstance(guesser, Medusa | Eagle) and parts > 1:
+        raise ValueError(
+            f"speculative method {options.method!r} needs the model whole on a device, and tensor_parallel_size="
+            f"{parts} splits it; use 'ngram', 'lookahead' or a draft model"
+        )
     proposer: Proposer
     weights: RestingWeights | None = None
     if isinstance(guesser, DraftModel):
         proposer, weights = make_draft(guesser, runner, progress)
     elif isinstance(guesser, Medusa):
-        if runner.shards.split.num_parts > 1:
-            raise ValueError(
-                f"speculative method 'medusa' needs the model whole on a device, and it is split over "
-                f"{runner.shards.split.num_parts}; use 'ngram' or a draft model, or tensor_parallel_size=1"
-            )
         proposer, weights = make_medusa(guesser, options, runner)
     elif isinstance(guesser, Eagle):
         proposer, weights = make_eagle(guesser, runner)
