@@ -228,6 +228,11 @@ class EngineArgs:
                 "deterministic=True computes every token in a tile of its own rows, which verifying drafts does not do "
                 "yet: leave out speculative_config (and its short forms), or deterministic"
             )
+        if self.deterministic and (self.tensor_parallel_size > 1 or self.mesh is not None):
+            raise ValueError(
+                "deterministic=True fixes the sums of one device, not those that devices make together: leave out "
+                "tensor_parallel_size and mesh, or deterministic"
+            )
         if self.deterministic and 64 % self.block_size:
             raise ValueError(
                 f"block_size={self.block_size} with deterministic=True must divide 64, the positions that attention "
