@@ -55,6 +55,7 @@ def test_methods_guesses_and_batches_in_one_run(run: Callable[..., int], jaxinfe
     assert len(lines) == 2 + len(rows) and lines[0].startswith("| method | k | batch | tokens a step |")
 
 
+@pytest.mark.slow
 def test_a_draft_model_that_is_the_model_itself(
     run: Callable[..., int], jaxinfer: Any, ring: Path, tmp_path: Path
 ) -> None:

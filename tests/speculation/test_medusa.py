@@ -222,6 +222,7 @@ def test_prompts_of_one_token(small: Served) -> None:
     assert summary(serve(small.engine(random_heads(MedusaConfig(32, 64, 3)), 5), requests)) == summary(expected)
 
 
+@pytest.mark.slow
 def test_the_lossy_rule_keeps_more_and_nothing_that_is_filtered_out(of_eight_tokens: Served) -> None:
     params = of_eight_tokens.params
     heads = random_heads(MedusaConfig(32, 8, 3), 4)
