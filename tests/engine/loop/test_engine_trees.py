@@ -22,6 +22,7 @@ from jaxinfer.engine.sampling_params import SamplingParams
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.speculation.lookahead import LookaheadProposer, LookaheadShape
 from jaxinfer.speculation.speculator import Speculator
+from tests.engine.loop.conftest import DictTokenizer
 
 VOCAB, EOS, LONGEST, SEQS = 5, 0, 40, 4
 Prefix = tuple[int, ...]
@@ -136,7 +137,21 @@ class RandomTrees:
     def restore(self) -> None: ...
 
 
-def make(shape: dict[str, Any], rng: random.Random) -> tuple[Engine, Device, Any]:
+class Letters(DictTokenizer):
+    """Token t is the t-th letter."""
+
+    all_special_ids = frozenset()
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return ["abcde".index(letter) for letter in text]
+
+    def decode(
+        self, token_ids: Sequence[int], skip_special_tokens: bool = False, spaces_between_special_tokens: bool = True
+    ) -> str:
+        return "".join("abcde"[token] for token in token_ids)
+
+
+def make(shape: dict[str, Any], rng: random.Random, tokenizer: Letters | None = None) -> tuple[Engine, Device, Any]:
     nodes = depth = int(shape["nodes"])
     proposer: Any = RandomTrees(rng)
     if shape.get("lookahead"):
@@ -151,7 +166,7 @@ def make(shape: dict[str, Any], rng: random.Random) -> tuple[Engine, Device, Any
         speculation=guess,
     )
     device = Device(config)
-    engine = Engine(config, device, None, eos_token_ids=frozenset({EOS}), speculation=Speculator(guess, proposer))
+    engine = Engine(config, device, tokenizer, eos_token_ids=frozenset({EOS}), speculation=Speculator(guess, proposer))
     return engine, device, proposer
 
 
@@ -232,6 +247,33 @@ def test_what_the_property_is_about_happens() -> None:
     while engine.has_unfinished_requests():
         engine.step()
     assert proposer.num_accepted > 60 and device.num_moved > 30
+
+
+def test_stop_strings_inside_a_branch_that_holds() -> None:
+    """Three requests at a time; each text ends before the first place where its stop string is."""
+    shape: dict[str, Any] = {"nodes": 9, "block_size": 4, "num_blocks": 60, "budget": 50, "caching": True}
+    engine, _, proposer = make(shape, random.Random(1), Letters())
+    stops = ["b", "cd", "dd", "ebc", "bd", "ccc", "de", "db", "ec"]
+    served = {}
+    for first, stop in enumerate(stops):
+        params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, stop=[stop])
+        for length in (1, 2, 3):
+            engine.add_request(f"{stop} {length}", [1 + first % 4] * length, params)
+        while engine.has_unfinished_requests():
+            served |= {output.request_id: output.outputs[0] for output in engine.step() if output.finished}
+    cut = 0
+    for first, stop in enumerate(stops):
+        for length in (1, 2, 3):
+            prompt, ids = [1 + first % 4] * length, []
+            while len(ids) < 30:
+                ids.append(draw([*prompt, *ids]))
+            text, sample = Letters().decode(ids), served[f"{stop} {length}"]
+            place = text.find(stop)
+            assert sample.text == (text if place < 0 else text[:place])
+            assert len(sample.token_ids) == (30 if place < 0 else place + len(stop))
+            assert sample.stop_reason == (None if place < 0 else stop)
+            cut += place >= 0
+    assert cut > 15 and proposer.num_accepted > 100
 
 
 def test_a_tree_where_chains_are_expected() -> None:
