@@ -18,7 +18,7 @@ from pallas_kernels.kv_format import FORMATS, format_of, quantize
 Rows = Sequence[tuple[int, int]]
 """(new tokens, context length) of each row of a step."""
 
-SELF_CHECK_ROWS: Rows = ((1, 300), (0, 0), (40, 70), (3, 17))
+SELF_CHECK_ROWS: Rows = ((1, 300), (0, 0), (40, 70), (3, 17), (50, 90))
 
 
 @dataclass(frozen=True)
@@ -190,11 +190,13 @@ def make_operands(
 
 
 def _random_trees(rng: np.random.Generator, new: np.ndarray, num_tokens: int) -> jax.Array:
-    """bool[T, Qmax]: each row's tokens are a random tree, and each sees the path from its root to itself."""
-    mask = np.zeros((num_tokens, max(int(new.max()), 1)), bool)
+    """bool[T, Qmax]: each row's tokens are a random tree, and each sees the path from its root to itself. Where several
+    rows have some tokens, the longest is no tree, as a chunk of a prompt beside trees."""
+    *_, second, longest = sorted([0, 0, *new.tolist()])
+    mask = np.zeros((num_tokens, max(second if second > 1 else longest, 1)), bool)
     first = 0
     for count in new:
-        for node in range(count):
+        for node in range(count if count <= mask.shape[1] else 0):
             if node:
                 mask[first + node] = mask[first + rng.integers(node)]
             mask[first + node, node] = True
