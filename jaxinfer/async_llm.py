@@ -49,6 +49,12 @@ class AsyncLLM:
     ) -> None:
         args = EngineArgs(model, **engine_args)
         self._parts = load_engine(args, model_config, params)
+        if self._parts.spans_processes:
+            self._parts.close()
+            raise ValueError(
+                f"tensor_parallel_size={args.tensor_parallel_size}: an AsyncLLM does not span processes, which would "
+                "have to take the same requests at the same step; use LLM with the same calls in each process"
+            )
         self._thread = EngineThread(self._parts.engine, StatsLog(None if args.disable_log_stats else 10.0))
         self._stop = weakref.finalize(self, _close, self._thread, self._parts)
 

@@ -42,7 +42,9 @@ from jaxinfer.typing import Params
 class LLM:
     """A model ready to generate, from a checkpoint or from live parameters.
 
-    Deleting it, or `shutdown()`, frees its memory. Calls from several threads are served one after the other.
+    Deleting it, or `shutdown()`, frees its memory. Calls from several threads are served one after the other. A model
+    may be split over the devices of several processes (`jax.distributed`): each makes the same calls and gets all
+    outputs.
 
     Args:
         model: see `EngineArgs`, which has all further keywords (`dtype`, `max_model_len`, `max_num_seqs`, ...).
@@ -358,6 +360,7 @@ class LLM:
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
         with self._lock:
+            self._parts.check_same_calls("requests", items, sampling_params, priority)
             run = self._run = BatchRun(self._parts.engine, self._log, self._counter, self._lock)
             progress = RequestProgress(len(items), use_tqdm)
             try:

@@ -76,7 +76,7 @@ class DraftRunner:
         places = [lane * self._num_tokens + index for lane in lanes]
         sampling = self._slots.prepare(plan, places, spec.num_rows)
         packed = assemble(plan, spec, self._tables, self.config.cache.block_size, sampling if sampler else sampling[:1])
-        sent = jax.device_put(packed, self._placement.sharding())
+        sent = self._placement.put(packed)
         output = self._programs.step(spec)(self._leaves, self._kv, self._state, sent)
         self._kv, self._state = output.kv, output.state
         output.tokens.copy_to_host_async()

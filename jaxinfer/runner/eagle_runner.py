@@ -82,7 +82,7 @@ class EagleRunner:
         rows = tuple(ScheduledRow(request, request.num_known_tokens - 1, 1, True) for request in requests)
         self._tables.update(rows)
         size = bucket_for(len(rows), self._buckets)
-        packed = jax.device_put(self._assemble(rows, size), self._runner.placement.sharding())
+        packed = self._runner.placement.put(self._assemble(rows, size))
         output = self._program(size)(self._leaves(), self._runner.kv, packed)
         self._runner.kv = output.kv
         found = np.asarray(output.packed)[: len(rows)]

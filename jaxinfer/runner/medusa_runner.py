@@ -64,7 +64,7 @@ class MedusaRunner:
         count = len(pages)
         places = np.zeros((2, bucket_for(count, self._buckets)), np.int32)
         places[:, :count] = pages, offsets
-        sent = jax.device_put(places, self._runner.placement.sharding())
+        sent = self._runner.placement.put(places)
         tokens = tuple(jax.tree.leaves(self._runner.token_params))
         packed = np.asarray(self._program(places.shape[1])(self._leaves, tokens, self._runner.kv.features, sent))
         return packed[0, :count], packed[1, :count].view(np.float32)

@@ -194,7 +194,8 @@ class ModelRunner:
         self.token_params = {name: placed[name] for name in TOKEN_PARAMS if name in placed}
 
     def _send(self, packed: np.ndarray) -> jax.Array:
-        return jax.device_put(packed, self.shards.placement.sharding())
+        sent: jax.Array = self.placement.put(packed)
+        return sent
 
     def busy_since(self, started: float) -> float:
         """When the device began a step dispatched at `started`: not before it finished the previous one."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 WHOLE = PartitionSpec()
@@ -43,6 +44,11 @@ class Placement:
         """All devices, those along other axes of the mesh as well."""
         return 1 if self.mesh is None else self.mesh.size
 
+    @property
+    def spans_processes(self) -> bool:
+        """Other processes of `jax.distributed` have some of the devices: all run the same programs in one order."""
+        return self.mesh is not None and self.mesh.is_multi_process
+
     def sharding(self, spec: PartitionSpec = WHOLE) -> Sharding | None:
         """How an array lies that is split by `spec`; None for JAX's default device."""
         if self.mesh is not None:
@@ -50,7 +56,12 @@ class Placement:
         return None if self.device is None else SingleDeviceSharding(self.device)
 
     def put(self, tree: Any, spec: PartitionSpec = WHOLE) -> Any:
-        """A tree of arrays where they belong; those that are there already stay the same arrays."""
+        """A tree of arrays where they belong; those that are there already stay the same arrays.
+
+        Args:
+            tree: of JAX arrays or NumPy arrays; where other processes have some of the devices, the same in each.
+            spec: how each is split.
+        """
         target = self.sharding(spec)
         return jax.tree.map(lambda leaf: put_array(leaf, target), tree)
 
@@ -76,6 +87,10 @@ def put_array(leaf: Any, target: Sharding | None) -> jax.Array:
         target = target or SingleDeviceSharding(default_device())
         if leaf.sharding == target or leaf.sharding.is_equivalent_to(target, leaf.ndim):
             return leaf
+    if target is not None and not target.is_fully_addressable:
+        # Each process gives its devices their parts of what all have; device_put would compare it between them.
+        values = np.asarray(leaf)
+        return jax.make_array_from_callback(values.shape, target, lambda index: values[index])
     array: jax.Array = jax.device_put(leaf, target)
     return array
 

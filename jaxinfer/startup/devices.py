@@ -18,7 +18,7 @@ AXIS = "model"
 
 def placements(num_replicas: int, num_parts: int = 1) -> list[Placement]:
     """Where each replica lies: on JAX's default device the only one that is not split, else each on devices of its own,
-    the first ones of this process.
+    the first ones of this process. One that takes all devices of all processes of `jax.distributed` spans them.
 
     Args:
         num_replicas: `data_parallel_size`.
@@ -30,16 +30,21 @@ def placements(num_replicas: int, num_parts: int = 1) -> list[Placement]:
     needed = num_replicas * num_parts
     if needed == 1:
         return [Placement()]
-    devices = jax.local_devices(backend=default_device().platform)
+    platform = default_device().platform
+    devices = jax.local_devices(backend=platform)
+    if needed > len(devices) and num_replicas == 1 and num_parts == len(jax.devices(platform)):
+        devices = jax.devices(platform)
     if needed > len(devices):
         sizes = {"data_parallel_size": num_replicas, "tensor_parallel_size": num_parts}
         asked = [f"{name}={size}" for name, size in sizes.items() if size > 1]
         wanted = f"{asked[0]} needs as many devices" if len(asked) == 1 else f"{' with '.join(asked)} needs {needed}"
         advice = "use a smaller one"
-        if devices[0].platform == "cpu":
+        if platform == "cpu":
             advice += f", or make the CPU several devices: jax.config.update('jax_num_cpu_devices', {needed})"
             advice += " before anything uses JAX"
-        raise ValueError(f"{wanted}, and this process has {len(devices)} ({devices[0].platform}); {advice}")
+        if jax.process_count() > 1:
+            advice += f", or tensor_parallel_size={len(jax.devices(platform))}, the devices of all processes"
+        raise ValueError(f"{wanted}, and this process has {len(devices)} ({platform}); {advice}")
     return [_on(devices[first : first + num_parts]) for first in range(0, needed, num_parts)]
 
 

@@ -34,6 +34,7 @@ from jaxinfer.startup.devices import mesh_placement, placements
 from jaxinfer.startup.generation_config import end_ids, read_generation_config, sampling_defaults
 from jaxinfer.startup.guesser import Guesser
 from jaxinfer.startup.live_params import dtype_of_params, match_params
+from jaxinfer.startup.processes import check_same
 from jaxinfer.startup.quantization import named_method, quant_plan
 from jaxinfer.startup.replica import AnySleep, Replica, serving_together
 from jaxinfer.startup.resting_weights import RestingWeights
@@ -93,6 +94,15 @@ class EngineParts:
         """The engine's device memory, given up and taken back. Raises EngineDeadError after `close`."""
         self.engine.check_alive()
         return self._sleep
+
+    @property
+    def spans_processes(self) -> bool:
+        """Other processes run this engine as well; see `check_same_calls`."""
+        return self._shards.placement.spans_processes
+
+    def check_same_calls(self, what: str, *parts: object) -> None:
+        """Raises ValueError, in all processes that run this engine, where they do not ask the same of it."""
+        check_same(self._shards.placement, what, parts)
 
     def update_params(self, params: Params, aborts: bool = False) -> list[RequestOutput]:
         """Checks new parameters, quantises them as the old ones were, and swaps them; to be called between two steps.
@@ -154,6 +164,7 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
     options = args.speculative_options
     guesser = open_guesser(args, options, model, checkpoint, tokenizer)
     config, weights, shapes, shards = _config_and_params(args, model, checkpoint, params, plan, guesser, where[0])
+    check_same(where[0], "settings", _settings(config))
     if plan is not None:
         facts = summarise_plan(plan, shapes)
         logger.info("weights as %s: %s", plan.method, format_lines(facts))
@@ -183,6 +194,11 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
     if defaults:
         logger.info("sampling defaults from the generation config, for calls without sampling_params: %s", defaults)
     return EngineParts(replicas, tokenizer, defaults, plan, shapes, shards)
+
+
+def _settings(config: EngineConfig) -> tuple[object, ...]:
+    """What decides about steps."""
+    return config.model, config.cache, config.scheduler, config.runner.dtype, config.seed, config.speculation
 
 
 def _params_of(runner: ModelRunner, tree: Any) -> Params:

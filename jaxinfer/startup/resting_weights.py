@@ -105,9 +105,20 @@ class _HostLeaf:
     back, as for parameters that the caller holds as well."""
 
     def __init__(self, leaf: jax.Array) -> None:
-        self._values = np.array(leaf, copy=True)  # without the copy, numpy would keep the array alive on the CPU
+        # Of an array that other processes have parts of, each keeps its own. Without the copy, numpy would keep the
+        # array alive on the CPU.
+        self._is_whole = leaf.is_fully_addressable
+        parts = [leaf] if self._is_whole else [shard.data for shard in leaf.addressable_shards]
+        self._values = [np.array(part, copy=True) for part in parts]
         self._original = weakref.ref(leaf)
+        self._shape, self._sharding = leaf.shape, leaf.sharding
+        self._devices = [shard.device for shard in leaf.addressable_shards]
 
     def take(self) -> jax.Array | np.ndarray:
         original = self._original()
-        return self._values if original is None or original.is_deleted() else original
+        if original is not None and not original.is_deleted():
+            return original
+        if self._is_whole:
+            return self._values[0]
+        parts = list(map(jax.device_put, self._values, self._devices))
+        return jax.make_array_from_single_device_arrays(self._shape, self._sharding, parts)

@@ -30,6 +30,7 @@ from jaxinfer.sharding.shards import Shards, shards_of
 from jaxinfer.startup.args import EngineArgs
 from jaxinfer.startup.device_memory import DeviceMemory, device_memory
 from jaxinfer.startup.guesser import Guesser
+from jaxinfer.startup.processes import agreed_minimum
 from jaxinfer.startup.speculation import speculation_config
 from jaxinfer.typing import Params
 
@@ -119,6 +120,7 @@ def engine_config(
     )
     held = held_tokens(model, args.block_size, max_model_len, max_num_batched_tokens)
     num_blocks = _num_blocks(args, block_bytes, held, scheduler, budget, platform)
+    num_blocks = agreed_minimum(shards.placement, num_blocks)
     config = EngineConfig(
         model=model,
         cache=CacheConfig(args.block_size, num_blocks, kv_dtype, args.enable_prefix_caching),

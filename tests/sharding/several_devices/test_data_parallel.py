@@ -159,7 +159,7 @@ def test_streams_and_aborts(one: LLM, two: LLM, monkeypatch: pytest.MonkeyPatch)
 def test_a_dead_replica_ends_its_own_requests_only(
     two: LLM, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last test with this engine."""
+    """The last test of both replicas."""
 
     def fails(plan: Any) -> Any:
         raise RuntimeError("the device is gone")
@@ -172,6 +172,28 @@ def test_a_dead_replica_ends_its_own_requests_only(
     assert 3 <= len(lived) <= 7
     assert [tokens(outputs)[place] for place in lived] == [expected[place] for place in lived]
     assert all(output.error is None for output in generate(two))
+
+
+def test_two_replicas_of_two_devices(one: LLM, config: ModelConfig, params: Callable[[int], Any]) -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=10)
+    expected = tokens(one.generate(PROMPTS, greedy, use_tqdm=False))
+    sizes = {"data_parallel_size": 2, "tensor_parallel_size": 2}
+    with LLM(model_config=config, params=params(0), **sizes, **ENGINE) as four:
+        assert tokens(four.generate(PROMPTS, greedy, use_tqdm=False)) == expected
+        for place, engine in enumerate(replicas(four).engines):
+            runner: Any = engine.runner
+            mine = set(jax.devices()[2 * place : 2 * place + 2])
+            assert {device for leaf in runner.leaves for device in leaf.devices()} == mine
+        assert all(part.num_generated_tokens > 30 for part in four.stats().replicas)
+        four.sleep(1)
+        four.wake_up()
+        assert tokens(four.generate(PROMPTS, greedy, use_tqdm=False)) == expected
+        four.update_params(params(5))
+        changed = tokens(four.generate(PROMPTS, greedy, use_tqdm=False))
+    assert changed != expected
+    one._parts.sleep.update_params(params(5))
+    one._parts.engine.params_changed()
+    assert tokens(one.generate(PROMPTS, greedy, use_tqdm=False)) == changed
 
 
 def test_more_replicas_than_devices(config: ModelConfig, params: Callable[[int], Any]) -> None:
