@@ -212,6 +212,7 @@ class LLM:
         """
         sequences = scored_sequences(token_ids, start, temperature)
         with self._lock:
+            self._parts.check_same_calls("sequences", *sequences)
             return score(self._parts.engine, sequences, self._counter)
 
     def get_tokenizer(self) -> Tokenizer:

@@ -194,8 +194,7 @@ class ModelRunner:
         self.token_params = {name: placed[name] for name in TOKEN_PARAMS if name in placed}
 
     def _send(self, packed: np.ndarray) -> jax.Array:
-        sent: jax.Array = self.placement.put(packed)
-        return sent
+        return put_array(packed, self.placement.sharding())
 
     def busy_since(self, started: float) -> float:
         """When the device began a step dispatched at `started`: not before it finished the previous one."""

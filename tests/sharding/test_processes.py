@@ -48,6 +48,7 @@ def found() -> list[dict[str, Any]]:
 def test_outputs_are_those_of_one_device(found: list[dict[str, Any]]) -> None:
     first, second = found
     expected, expected_new = first.pop("one device"), first.pop("one device, new")
+    scores = first.pop("one device, scores")
     assert first == second  # everything, to the last bit
     assert first["devices"] == 2 and first["num_preemptions"] > 0
     assert [ids for ids, _ in expected] != [ids for ids, _ in expected_new]
@@ -59,6 +60,8 @@ def test_outputs_are_those_of_one_device(found: list[dict[str, Any]]) -> None:
     ):
         assert [ids for ids, _ in mine] == [ids for ids, _ in reference]
         assert [logprob for _, logprob in mine] == pytest.approx([logprob for _, logprob in reference], abs=1e-3)
+    for mine, reference in zip(first["scores"], scores, strict=True):
+        assert mine == pytest.approx(reference, abs=1e-3)
     assert "different requests: those of processes 1 are not those of process 0" in first["other requests"]
     assert "different requests" in first["other params"]
     assert "different settings" in first["other settings"]

@@ -51,14 +51,10 @@ def main(rank: int, address: str) -> dict[str, Any]:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(address, 2, rank)
     found: dict[str, Any] = {}
-    if rank == 0:
-        with LLM(model_config=CONFIG, params=params_of(0), **ENGINE) as one:
-            found["one device"] = answers(one)
-            one.update_params(params_of(1))
-            found["one device, new"] = answers(one)
     llm = LLM(model_config=CONFIG, params=params_of(0), tensor_parallel_size=2, **ENGINE)
     found["devices"] = len(llm._parts.engine.runner.leaves[0].sharding.device_set)  # type: ignore[union-attr]
     found["two processes"] = answers(llm)
+    found["scores"] = [score.tolist() for score in llm.compute_logprobs(PROMPTS[1:3])]
     found["num_preemptions"] = llm.stats().num_preemptions
     llm.sleep(1)
     llm.wake_up()
@@ -78,6 +74,12 @@ def main(rank: int, address: str) -> dict[str, Any]:
         lambda: AsyncLLM(model_config=CONFIG, params=params_of(0), tensor_parallel_size=2, **ENGINE)
     )
     found["too many"] = refusal(lambda: LLM(model_config=CONFIG, params=params_of(0), tensor_parallel_size=4, **ENGINE))
+    if rank == 0:  # at the end: the other process does not wait for it
+        with LLM(model_config=CONFIG, params=params_of(0), **ENGINE) as one:
+            found["one device"] = answers(one)
+            found["one device, scores"] = [score.tolist() for score in one.compute_logprobs(PROMPTS[1:3])]
+            one.update_params(params_of(1))
+            found["one device, new"] = answers(one)
     return found
 
 
