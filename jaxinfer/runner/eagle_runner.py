@@ -18,8 +18,8 @@ from jaxinfer.runner.runner import ModelRunner
 from jaxinfer.typing import Params
 from pallas_kernels.dispatch import current_device
 
-GROWTH = 4
-"""A batch size is compiled for one request, for so many, for the square of it, and so on to the largest."""
+GROWTH = 8
+"""The loop is compiled for one request, for so many, for the square of it, and so on to the largest batch."""
 
 
 class EagleTrees(NamedTuple):
@@ -137,9 +137,9 @@ class EagleRunner:
 
 
 def loop_buckets(largest: int) -> tuple[int, ...]:
-    """Batch sizes that are compiled, ascending, the last being `largest`."""
+    """Batch sizes that are compiled, ascending, the last being `largest`; one not far below that is left out."""
     sizes, size = [], 1
-    while size < largest:
+    while size == 1 < largest or 2 * size < largest:
         sizes.append(size)
         size *= GROWTH
     return (*sizes, largest)

@@ -73,8 +73,9 @@ def _slots_before(step: StepInput, tree_mask: jax.Array | None) -> tuple[jax.Arr
     """int32[T] each: the row of each token, and the slot in it of the token before, which in a tree is the last other
     one that it sees; -1 before the first token of a sequence. Of padding some row and slot."""
     token = jnp.arange(step.tokens.shape[0])
-    found = jnp.searchsorted(step.query_start, token, side="right") - 1
-    rows = jnp.minimum(found, step.context_lens.shape[0] - 1)
+    # Not by `jnp.searchsorted`, whose loop would cut the step's CUDA graph in three.
+    rows = jnp.sum(step.query_start[1:] <= token[:, None], axis=1)
+    rows = jnp.minimum(rows, step.context_lens.shape[0] - 1)
     first, new = step.query_start[rows], step.query_start[rows + 1] - step.query_start[rows]
     index = token - first
     before = index - 1

@@ -13,8 +13,9 @@ import pytest
 from jaxinfer.config import CacheConfig, EagleTree, EngineConfig, RunnerConfig, SchedulerConfig, SpeculationConfig
 from jaxinfer.engine.draft import Draft
 from jaxinfer.engine.engine import Engine
+from jaxinfer.engine.outputs import RequestOutput
 from jaxinfer.engine.request import Request
-from jaxinfer.engine.sampling_params import SamplingParams
+from jaxinfer.engine.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.eagle import eagle_config, init_eagle
 from jaxinfer.models.eagle3 import eagle3_config, init_eagle3
@@ -25,12 +26,13 @@ from jaxinfer.speculation.eagle import EagleProposer
 from jaxinfer.speculation.speculator import Speculator
 from tests.runner.eagle_naive import NaiveEagle
 from tests.speculation.conftest import EOS, serve, summary
+from tests.speculation.test_distribution import PROMPT, SETTINGS, exact, p_value
 
 FEW = ModelConfig(
-    vocab_size=12, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+    vocab_size=12, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=128,
 )  # fmt: skip
-SHAPES = {"chain": (8, 1), "tree": (3, 3)}
+SHAPES = {"chain": (5, 1), "tree": (3, 3)}
 """Depth and top-k."""
 
 
@@ -81,17 +83,20 @@ class Checked:
 class EagleBench:
     """A target with a head, one runner for all engines around it."""
 
-    def __init__(self, kind: str, model: ModelConfig, params: Any, made: Any = None, seqs: int = 8) -> None:
-        self.model, given, ids = made or random_head(kind, model)
+    def __init__(self, kind: str, model: ModelConfig, params: Any, seqs: int = 8, nodes: int = 9) -> None:
+        self.params = params
+        self.model, given, ids = random_head(kind, model)
         self.naive = NaiveEagle(model, params, self.model.head, given["head"], ids)
         trees = {name: EagleTree(self.model.layer, *shape, 8) for name, shape in SHAPES.items()}
-        tokens = 10 * seqs
+        tokens = (1 + nodes) * seqs
         self.config = EngineConfig(
             model,
             CacheConfig(block_size=4, num_blocks=16 * seqs),
             SchedulerConfig(seqs, tokens, 96, token_buckets=(tokens,)),
             RunnerConfig(enforce_eager=True),
-            speculation=SpeculationConfig(8, False, seqs, False, "eagle", 8, trees["tree"]),
+            speculation=SpeculationConfig(
+                min(8, nodes), max_running=seqs, tree_depth=min(8, nodes), features="eagle", eagle=trees["tree"]
+            ),
         )
         self.runner = ModelRunner(self.config, params)
         self.runner.use_eagle(self.model, given)
@@ -110,9 +115,14 @@ class EagleBench:
         return Engine(config, self.runner, None, eos_token_ids=frozenset({EOS}), speculation=speculator), proposer
 
 
-@pytest.fixture(scope="module", params=["eagle", "eagle3"])
-def bench(request: Any, random_params: Callable[..., Any]) -> EagleBench:
-    return EagleBench(request.param, FEW, jax.tree.map(jnp.asarray, random_params(FEW, seed=3)))
+@pytest.fixture(scope="module")
+def params(random_params: Callable[..., Any]) -> Any:
+    return jax.tree.map(jnp.asarray, random_params(FEW, seed=3))
+
+
+@pytest.fixture(scope="module")
+def bench(params: Any) -> EagleBench:
+    return EagleBench("eagle", FEW, params)
 
 
 def requests() -> list[tuple[list[int], SamplingParams]]:
@@ -139,6 +149,15 @@ def plain(bench: EagleBench) -> Any:
 
 @pytest.mark.parametrize(("shape", "tokens"), [("chain", 1), ("chain", 5), ("tree", 3), ("tree", 8)])
 def test_ids_are_those_of_plain_decoding(bench: EagleBench, plain: Any, shape: str, tokens: int) -> None:
+    check_ids(bench, plain, shape, tokens)
+
+
+@pytest.mark.slow
+def test_ids_with_a_head_of_version_3(params: Any, plain: Any) -> None:
+    check_ids(EagleBench("eagle3", FEW, params), plain, "tree", 8)
+
+
+def check_ids(bench: EagleBench, plain: Any, shape: str, tokens: int) -> None:
     engine, proposer = bench.engine(shape, tokens, check=(3, 6))
     served = serve(engine, requests())
     assert summary(served) == summary(plain)
@@ -158,3 +177,30 @@ def test_in_a_small_pool_and_alone(bench: EagleBench, plain: Any) -> None:
     assert engine.stats().num_preemptions > 0 and proposer.num_checked > 1
     engine, _ = bench.engine("tree", 5)
     assert summary(serve(engine, requests()[1:2]))["0"] == summary(plain)["1"]
+
+
+EIGHT = dataclasses.replace(FEW, vocab_size=8, num_hidden_layers=1, intermediate_size=64)
+
+
+@pytest.fixture(scope="module")
+def bench_of_64(random_params: Callable[..., Any]) -> EagleBench:
+    return EagleBench("eagle", EIGHT, random_params(EIGHT, seed=11, scale=0.15), seqs=64, nodes=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_triples_follow_the_distribution(bench_of_64: EagleBench, setting: str) -> None:
+    """Unseeded, 64 at a time, trees of 3 nodes: chi-square over 512 triples of a vocabulary of 8."""
+    n, options = 20_000, SETTINGS[setting]
+    params = SamplingParams(n=n, max_tokens=5, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY, **options)
+    engine, _ = bench_of_64.engine("tree", 3)
+    engine.add_request("0", PROMPT, params)
+    outputs: list[RequestOutput] = []
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    drawn = np.array([sample.token_ids[1:4] for output in outputs for sample in output.outputs])
+    counts = np.bincount(drawn @ [64, 8, 1], minlength=512)
+    probability = exact(EIGHT, bench_of_64.params, params)
+    assert len(drawn) == n and 1.05 < engine.stats().speculation.acceptance_length < 3.0
+    assert counts[probability == 0.0].sum() == 0
+    assert p_value(counts, probability * n) > 0.001
