@@ -85,12 +85,17 @@ class MedusaRunner:
         return program
 
     def _lower(self, bucket: int) -> jax.stages.Lowered:
-        runner, placement = self._runner, self._runner.placement
-        token_leaves, token_tree = jax.tree.flatten(runner.token_params)
-        step = make_medusa_step(runner.config.model, self._heads, self._params_tree, token_tree, self._num_candidates)
-        function = placement.program(step, (WHOLE, WHOLE, WHOLE, WHOLE), WHOLE)
-        arguments = (self._leaves, tuple(token_leaves), runner.kv.features)
-        shapes = jax.tree.map(placement.shape, arguments)
+        runner, shards, placement = self._runner, self._runner.shards, self._runner.placement
+        tokens = runner.token_params
+        specs = tuple(jax.tree.leaves(shards.tree_specs(tokens)))
+        token_tree = jax.tree.structure(shards.part_shapes(tokens))
+        step = make_medusa_step(shards, self._heads, self._params_tree, token_tree, self._num_candidates)
+        function = placement.program(step, (WHOLE, specs, WHOLE, WHOLE), WHOLE)
+        shapes = (
+            jax.tree.map(placement.shape, self._leaves),
+            tuple(map(placement.shape, jax.tree.leaves(tokens), specs)),
+            placement.shape(runner.kv.features),
+        )
         places = placement.shape(jax.ShapeDtypeStruct((2, bucket), jnp.int32))
         options = gpu_options(runner.token_params) if current_device().platform == "gpu" else None
         return jax.jit(function, compiler_options=options).lower(*shapes, places)

@@ -7,14 +7,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.medusa import MedusaConfig, MedusaHeads
 from jaxinfer.sampling.best_rows import best_of_rows
+from jaxinfer.sampling.split_logits import gather_logits
+from jaxinfer.sharding.shards import Shards
 
 
 def make_medusa_step(
-    model: ModelConfig, heads: MedusaConfig, heads_tree: Any, token_tree: Any, num_candidates: int
+    shards: Shards, heads: MedusaConfig, heads_tree: Any, token_tree: Any, num_candidates: int
 ) -> Callable[..., jax.Array]:
     """The function ``(heads_leaves, token_leaves, features, places) -> int32[2, B, K, C]``.
 
@@ -22,12 +23,15 @@ def make_medusa_step(
     log-probabilities as bits of float32.
 
     Args:
-        model: architecture of the model that the heads belong to.
+        shards: how the model that the heads belong to lies on devices. Each device computes all heads, and where they
+            share the model's output matrix the columns of its part.
         heads: of the heads.
         heads_tree: treedef of their parameters.
-        token_tree: treedef of the model's `ModelRunner.token_params`.
+        token_tree: treedef of a device's part of `ModelRunner.token_params`.
         num_candidates: C, at most the model's vocabulary.
     """
+
+    decoder, axis = Decoder(shards.split.part, sum_over=shards.sum_over), shards.sum_over
 
     def medusa_step(
         heads_leaves: tuple[jax.Array, ...],
@@ -42,7 +46,8 @@ def make_medusa_step(
         rows: Any = jnp.concatenate(guesses)
         if not heads.own_heads:
             output = {"params": jax.tree.unflatten(token_tree, token_leaves)}
-            rows = Decoder(model).apply(output, rows, method=Decoder.logits)
+            rows = decoder.apply(output, rows, method=Decoder.logits)
+            rows = rows if axis is None else gather_logits(rows, axis, shards.split.model.vocab_size)
         logits = rows.astype(jnp.float32)
         best, ids = best_of_rows(logits, num_candidates)
         logprobs = best - jax.nn.logsumexp(logits, axis=1, keepdims=True)

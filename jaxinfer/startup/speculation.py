@@ -113,10 +113,10 @@ def make_speculation(
     if options is None or config.speculation is None:
         return None
     parts = runner.shards.split.num_parts
-    if isinstance(guesser, Medusa | Eagle) and parts > 1:
+    if isinstance(guesser, Eagle) and parts > 1:
         raise ValueError(
             f"speculative method {options.method!r} needs the model whole on a device, and tensor_parallel_size="
-            f"{parts} splits it; use 'ngram', 'lookahead' or a draft model"
+            f"{parts} splits it; use 'medusa', 'ngram', 'lookahead' or a draft model"
         )
     proposer: Proposer
     weights: RestingWeights | None = None

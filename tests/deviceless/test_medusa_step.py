@@ -9,6 +9,8 @@ from jaxinfer.models.medusa import MedusaConfig, medusa_shapes
 from jaxinfer.planning.deviceless import compile_for, compiling_for, gpu_target
 from jaxinfer.runner.medusa_step import make_medusa_step
 from jaxinfer.runner.programs import gpu_options
+from jaxinfer.sharding.placement import Placement
+from jaxinfer.sharding.shards import shards_of
 
 MODEL = ModelConfig(
     vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=1, num_attention_heads=32,
@@ -24,7 +26,7 @@ def test_heads_are_one_graph_that_copies_nothing(gpu: str) -> None:
     token_leaves, token_tree = jax.tree.flatten(tokens)
     features = jax.ShapeDtypeStruct((4096, 1, 16, 4096), jnp.bfloat16)
     places = jax.ShapeDtypeStruct((2, 8), jnp.int32)
-    step = make_medusa_step(MODEL, heads, tree, token_tree, 10)
+    step = make_medusa_step(shards_of(MODEL, Placement()), heads, tree, token_tree, 10)
     target = gpu_target(gpu)
     with compiling_for(target):
         options = gpu_options(tokens)
