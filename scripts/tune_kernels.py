@@ -93,7 +93,9 @@ def make_session(args: argparse.Namespace) -> Any:
     out = (args.out or REPOSITORY / "build" / "tune_kernels").resolve()
     out.mkdir(parents=True, exist_ok=True)
     options = Options((), args.budget, out, args.rehearse, None, "", args.threads, 60.0)
-    return Session(options, Journal(out / "tuning.jsonl"), Programs(args.threads), TorchPeer("cpu"))
+    return Session(
+        options, Journal(out / "tuning.jsonl"), Programs(args.threads, rehearse=args.rehearse), TorchPeer("cpu")
+    )
 
 
 def run_search(session: Any, search: Any) -> tuple[Any, ...] | None:

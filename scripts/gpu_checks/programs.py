@@ -11,6 +11,8 @@ from typing import Any
 from scripts.gpu_checks.case import Compiled, Program
 
 HEARTBEAT_SECONDS = 10.0
+QUICK = {"xla_backend_optimization_level": 0}
+"""For interpreted kernels: long programs that run briefly, so that optimising them would take most of the time."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +25,13 @@ class Built:
 
 
 class Programs:
-    """A pool of compiling threads. With `compile_for` the results cannot be called."""
+    """A pool of compiling threads. With `compile_for` the results cannot be called; those of a rehearsal are slow."""
 
-    def __init__(self, threads: int, compile_for: str | None = None) -> None:
+    def __init__(self, threads: int, compile_for: str | None = None, *, rehearse: bool = False) -> None:
         # The deviceless compiler changes settings of the whole process, so that it works on one program at a time.
         self._pool = ThreadPoolExecutor(1 if compile_for else threads, thread_name_prefix="compile")
         self._target = compile_for
+        self._options: dict[str, Any] = {"compiler_options": QUICK} if rehearse else {}
         self._futures: dict[str, Future[Built]] = {}
 
     def submit(self, programs: Iterable[Program]) -> None:
@@ -68,7 +71,7 @@ class Programs:
 
             report = compile_for(gpu_target(self._target), program.function, *program.args)
             return Built(_not_callable, time.perf_counter() - begin, report.temp_bytes)
-        compiled: Any = program.function.lower(*program.args).compile()
+        compiled: Any = program.function.lower(*program.args).compile(**self._options)
         memory = compiled.memory_analysis()
         temp_bytes = memory.temp_size_in_bytes if memory is not None else 0
         return Built(compiled, time.perf_counter() - begin, temp_bytes)

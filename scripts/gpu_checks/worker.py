@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from scripts.gpu_checks.torch_peer import TorchPeer
 
     journal = Journal(options.out / "results.jsonl")
-    programs = Programs(options.threads, options.compile_for)
+    programs = Programs(options.threads, options.compile_for, rehearse=options.rehearse)
     torch = TorchPeer("cuda" if jax.default_backend() == "gpu" else "cpu")
     session = Session(options, journal, programs, torch)
     if not (options.rehearse or options.compile_for or session.on_gpu):

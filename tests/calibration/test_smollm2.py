@@ -26,7 +26,14 @@ LAYERS = 3
 """The first ones are quantised; all of them take minutes (scripts/results/2026-11-30_calibration.md)."""
 
 
-@pytest.mark.parametrize("method", [CalibratedMethod("awq", group=64), CalibratedMethod("gptq", group=64)])
+@pytest.mark.parametrize(
+    "method",
+    [
+        CalibratedMethod("awq", group=64),
+        CalibratedMethod("gptq", group=64, act_order=True, static_groups=True),  # as `quantize` has it
+    ],
+    ids=["awq", "gptq"],
+)
 def test_perplexity_of_hamlet(method: CalibratedMethod, smollm2_path: Path) -> None:
     checkpoint, tokenizer = open_checkpoint(smollm2_path), load_tokenizer(smollm2_path)
     original = {path: np.asarray(value) for path, value in flat(load_params(checkpoint, "float32")).items()}
