@@ -48,6 +48,10 @@ GPU_OPTIONS: Mapping[str, bool | int | str] = MappingProxyType(
 )
 """XLA's options for a step on a GPU."""
 
+TILED_GPU_OPTIONS: Mapping[str, bool | int | str] = MappingProxyType({"xla_gpu_autotune_level": 0})
+"""What comes to them in the deterministic mode: no product is chosen by how long it takes, which differs from run to
+run and decides about roundings."""
+
 
 def gpu_options(params: object) -> dict[str, bool | int | str]:
     """`GPU_OPTIONS`, or what suits parameters of 8 bits better that meet activations of 16 on the current device: XLA's
@@ -212,7 +216,9 @@ class Programs:
             eagle = None if self.eagle is None else self._eagle_step(self.eagle)
             function = make_forward_step(*static, **options, eagle=eagle, shards=self._shards)
         packed = jax.ShapeDtypeStruct((packed_size(spec),), jnp.int32)
-        compiler_options = self._gpu_options if current_device().platform == "gpu" else None
+        compiler_options = None
+        if current_device().platform == "gpu":
+            compiler_options = self._gpu_options | dict(TILED_GPU_OPTIONS if spec.tile else {})
         places = (self.config.max_draft_rows, self.config.model.vocab_size)
         extras: tuple[Any, ...] = (jax.ShapeDtypeStruct(places, jnp.float32),) if spec.keeps_probabilities else ()
         if self.eagle is not None:
