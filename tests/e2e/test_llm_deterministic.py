@@ -12,7 +12,6 @@ import pytest
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.models.config import ModelConfig
 
-MIXES = 200
 CONFIG = ModelConfig(
     vocab_size=64,
     hidden_size=32,
@@ -84,13 +83,13 @@ def weights(random_params: Callable[..., Any]) -> Any:
     return random_params(CONFIG)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_no_mix_changes_a_bit(weights: Any, dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "num_mixes"), [("float32", 200), ("bfloat16", 60)])
+def test_no_mix_changes_a_bit(weights: Any, dtype: str, num_mixes: int) -> None:
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), weights)
     with engine(params) as llm:
-        assert count_differences(llm, MIXES) == 0
+        assert count_differences(llm, num_mixes) == 0
         stats = llm.stats()
-        assert stats.num_preemptions > 20 and stats.num_prefix_hits > 1000  # what it withstood
+        assert stats.num_preemptions > 10 and stats.num_prefix_hits > 500  # what it withstood
         assert stats.num_compiled <= 7
 
 
