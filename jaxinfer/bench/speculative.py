@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from jaxinfer.engine.engine import Engine
+from jaxinfer.engine.replicas import AnyEngine
 from jaxinfer.engine.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.serving.inputs import TokenizedPrompt
 from jaxinfer.serving.request_loop import RequestLoop
@@ -122,7 +122,7 @@ class Comparison:
 
 def compare(
     name: tuple[str, int | str],
-    engines: tuple[Engine, Engine],
+    engines: tuple[AnyEngine, AnyEngine],
     prompts: Sequence[TokenizedPrompt],
     batch_size: int,
     params: SamplingParams,
@@ -157,7 +157,9 @@ def num_batches(num_prompts: int, batch_size: int) -> int:
     return -(-num_prompts // batch_size)
 
 
-def serve_batch(engine: Engine, prompts: Sequence[TokenizedPrompt], params: SamplingParams, times: DecodeTimes) -> None:
+def serve_batch(
+    engine: AnyEngine, prompts: Sequence[TokenizedPrompt], params: SamplingParams, times: DecodeTimes
+) -> None:
     """Serves requests that come at once, and adds what their decoding takes to `times`."""
     params = params.clone()
     params.output_kind = RequestOutputKind.DELTA

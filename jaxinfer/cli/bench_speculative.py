@@ -3,12 +3,12 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.cli.engine_loading import load
-from jaxinfer.cli.engine_options import add_engine_options, engine_args
+from jaxinfer.cli.engine_options import add_engine_options, engine_args, json_object
 from jaxinfer.cli.human_int import human_int
 
 if TYPE_CHECKING:
@@ -65,6 +65,13 @@ def add_parser(kinds: Any) -> None:
         default=[],
         metavar="[METHOD=]DIR",
         help="heads of medusa, eagle or eagle3; several times, with METHOD=, for several of these",
+    )
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="METHOD=JSON",
+        help="further entries of a method's speculative_config, such as eagle='{\"eagle_topk\": 4}'; several times",
     )
     parser.add_argument("--draft", metavar="MODEL", help="of draft_model: folder, GGUF file, Hub id or built-in name")
     parser.add_argument(
@@ -176,10 +183,10 @@ def _tokenized(text: Any, parts: "EngineParts", raw: bool) -> "TokenizedPrompt":
 
 def _cases(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """A speculative_config for each method and number of guesses."""
-    heads = _heads(arguments)
+    heads, entries = _heads(arguments), _entries(arguments)
     cases: list[dict[str, Any]] = []
     for method in arguments.method:
-        config: dict[str, Any] = {"method": method}
+        config: dict[str, Any] = {"method": method, **entries.get(method, {})}
         if method == "draft_model":
             if arguments.draft is None:
                 raise ValueError("--method draft_model needs --draft MODEL")
@@ -193,6 +200,21 @@ def _cases(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         else:
             cases += [{**config, "num_speculative_tokens": count} for count in arguments.num_speculative_tokens]
     return cases
+
+
+def _entries(arguments: argparse.Namespace) -> dict[str, Mapping[str, Any]]:
+    """Method -> further entries."""
+    read = json_object('{"eagle_topk": 4}')
+    found: dict[str, Mapping[str, Any]] = {}
+    for value in arguments.config:
+        method, _, text = value.partition("=")
+        if method not in arguments.method:
+            raise ValueError(f"--config {value}: begin with one of the methods, {', '.join(arguments.method)}, and =")
+        try:
+            found[method] = read(text)
+        except argparse.ArgumentTypeError as error:
+            raise ValueError(f"--config {method}: {error}") from error
+    return found
 
 
 def _heads(arguments: argparse.Namespace) -> dict[str, str]:

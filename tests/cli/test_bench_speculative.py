@@ -12,6 +12,8 @@ from jaxinfer.bench.prompts import PROMPTS, read_prompts
 from jaxinfer.bench.speculative import Comparison, DecodeTimes
 from jaxinfer.bench.speculative_report import markdown, plot
 from jaxinfer.checkpoint.medusa_heads import write_medusa
+from jaxinfer.cli.bench_speculative import _cases
+from jaxinfer.cli.main import build_parser
 from jaxinfer.models.medusa import MedusaConfig
 from tests.cli.conftest import ENDLESS
 
@@ -79,6 +81,8 @@ def test_a_draft_model_that_is_the_model_itself(
         (["--method", "medusa"], "needs --heads medusa=DIR"),
         (["--method", "medusa,eagle", "--heads", "here"], "--heads here: say whose"),
         (["--data", "/nowhere.json"], "nowhere"),
+        (["--config", "medusa={}"], "--config medusa={}: begin with one of the methods, ngram"),
+        (["--config", "ngram=[]"], "--config ngram: '[]' is not a JSON object"),
     ],
 )
 def test_refusals_come_before_the_model(jaxinfer: Any, words: list[str], named: str) -> None:
@@ -88,6 +92,17 @@ def test_refusals_come_before_the_model(jaxinfer: Any, words: list[str], named: 
 
 def times(tokens: int, rows: int, seconds: float, **more: Any) -> DecodeTimes:
     return DecodeTimes(tokens, rows, rows, seconds, **more)
+
+
+def test_further_entries_of_methods() -> None:
+    words = ["bench", "speculative", "--model", "m", "--method", "ngram,lookahead", "-k", "2,auto"]
+    entries = ["--config", 'ngram={"prompt_lookup_max": 3}', "--config", 'lookahead={"window_size": 2}']
+    cases = _cases(build_parser().parse_args([*words, *entries]))
+    assert cases == [
+        {"method": "ngram", "prompt_lookup_max": 3, "num_speculative_tokens": 2},
+        {"method": "ngram", "prompt_lookup_max": 3, "num_speculative_tokens": "auto"},
+        {"method": "lookahead", "window_size": 2},
+    ]
 
 
 def test_what_the_numbers_mean() -> None:
