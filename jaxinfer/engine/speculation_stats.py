@@ -71,6 +71,7 @@ def sum_of_speculation(parts: Sequence[SpeculationStats]) -> SpeculationStats:
         num_accepted_tokens=sum(part.num_accepted_tokens for part in parts),
         num_drafted_per_position=by_position([part.num_drafted_per_position for part in parts]),
         num_accepted_per_position=by_position([part.num_accepted_per_position for part in parts]),
+        num_verify_steps=sum(part.num_verify_steps for part in parts),
         draft_seconds=sum(part.draft_seconds for part in parts),
         verify_seconds=sum(part.verify_seconds for part in parts),
     )
