@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from jaxinfer import LLM, SamplingParams
+from jaxinfer.checkpoint.eagle3_head import write_eagle3
 from jaxinfer.checkpoint.medusa_heads import write_medusa
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.eagle3 import eagle3_config, init_eagle3
 from jaxinfer.models.medusa import MedusaConfig, medusa_shapes
 
 TINY_LLAMA = Path(__file__).parents[1] / "data" / "tiny_llama"
@@ -33,16 +35,25 @@ def answer(llm: LLM) -> list[int]:
 
 
 def random_heads(heads: MedusaConfig) -> Any:
+    return random_like(medusa_shapes(heads, jnp.float32))
+
+
+def random_like(shapes: Any) -> Any:
     rng = np.random.default_rng(0)
-    shapes = medusa_shapes(heads, jnp.float32)
     return jax.tree.map(lambda leaf: rng.normal(0, 0.1, leaf.shape).astype(np.float32), shapes)
 
 
-@pytest.fixture(scope="module", params=["draft", "heads"])
+@pytest.fixture(scope="module", params=["draft", "heads", "eagle"])
 def speculation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_llama: Any) -> Any:
-    """A draft model, and heads, in files."""
+    """A draft model, heads, and a head that guesses among the first tokens, in files."""
     if request.param == "draft":
         return {"model": str(TINY_LLAMA), "num_speculative_tokens": 2}
+    if request.param == "eagle":
+        head = eagle3_config(tiny_llama, 40)
+        shapes = jax.eval_shape(lambda: init_eagle3(head, jax.random.key(0)))
+        folder = tmp_path_factory.mktemp("eagle")
+        write_eagle3(folder, head, random_like(shapes), np.arange(40), "float32")
+        return {"method": "eagle3", "model": str(folder), "num_speculative_tokens": 1}
     heads = MedusaConfig(tiny_llama.hidden_size, tiny_llama.vocab_size, 2, own_heads=True)
     folder = tmp_path_factory.mktemp("heads")
     write_medusa(folder, heads, random_heads(heads), "tiny", "float32")
