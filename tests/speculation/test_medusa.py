@@ -87,7 +87,7 @@ def scripted(scripted_model: Callable[..., Any]) -> Served:
 
 def scripted_heads(params: Any, decoys: bool = False) -> Any:
     """Heads that know the script: head k gives token j the embedding of what is k + 2 places before it. With decoys
-    the first one likes a token better, 20 above the right one, that the script does not have."""
+    the last one likes a token better, 20 above the right one, that the script does not have."""
     table, ring = params["embed"]["embedding"], SCRIPT[:-1]
     width = table.shape[1]
     heads = {}
@@ -95,7 +95,7 @@ def scripted_heads(params: Any, decoys: bool = False) -> Any:
         matrix = np.zeros_like(table)
         for index, token in enumerate(ring):
             matrix[token] = table[ring[index - (number + 2)]]
-        if decoys and number == 0:
+        if decoys and number == DEPTH - 1:
             matrix[30:50] = 1.02 * matrix[10:30]
         block = {"kernel": np.zeros((width, width), np.float32), "bias": np.zeros(width, np.float32)}
         heads[f"heads_{number}"] = {"blocks_0": block, "lm_head": {"kernel": matrix}}
@@ -161,8 +161,8 @@ def test_heads_that_know_are_right(scripted: Served, tokens: int) -> None:
 
 
 def test_a_branch_that_holds_takes_its_features_along(scripted: Served) -> None:
-    """The right tokens are the second guess of the first head and what is behind that. The next guess starts from the
-    last of them, which has been moved."""
+    """The last right token is the second guess of the last head, so that it has to be moved to where the first one was
+    computed; and the next guess starts from it."""
     requests = script_requests()
     expected = serve(scripted.engine(), requests)
     engine = scripted.engine(scripted_heads(scripted.params, decoys=True))
