@@ -61,7 +61,7 @@ def compile_plan(plan: MemoryPlan, gpu: str) -> CompiledPlan:
     """Compiles the largest step, which draws with the full sampler, and a greedy decode step; allocates nothing.
 
     Args:
-        plan: weights in 16 bits, or quantised for one GPU.
+        plan: weights in 16 bits, or quantised.
         gpu: name in `jaxinfer.planning.gpu_specs.GPU_SPECS`.
 
     Raises:

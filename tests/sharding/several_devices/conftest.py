@@ -25,6 +25,12 @@ Answers = list[tuple[list[int], list[list[float]]]]
 
 
 @pytest.fixture(scope="session")
+def small() -> dict[str, Any]:
+    """Arguments of an engine that compiles little."""
+    return dict(SMALL)
+
+
+@pytest.fixture(scope="session")
 def small_model() -> Callable[..., ModelConfig]:
     """`small_model(**fields)`: one layer, 8 query heads on 2 KV heads, of odd sizes."""
 
