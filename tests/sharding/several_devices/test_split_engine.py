@@ -102,9 +102,10 @@ def test_sleep_and_forks_change_nothing(
     llm.wake_up()
     same(answers(llm), expected)
     prompt = {"prompt_token_ids": [7, 3, 90, 41, 5, 6]}
-    several = SamplingParams(temperature=0, n=2, max_tokens=6, ignore_eos=True)
-    (output,) = llm.generate([prompt], several, use_tqdm=False)
-    assert len({tuple(each.token_ids) for each in output.outputs}) == 1
+    several = SamplingParams(temperature=1, seed=4, n=2, max_tokens=6, ignore_eos=True)
+    first, second = (llm.generate([prompt], several, use_tqdm=False)[0].outputs for _ in range(2))
+    assert [each.token_ids for each in first] == [each.token_ids for each in second]
+    assert first[0].token_ids != first[1].token_ids
 
 
 @pytest.mark.parametrize(
