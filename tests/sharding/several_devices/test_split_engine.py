@@ -140,7 +140,11 @@ QUANTISED = [
 ]
 
 
-@pytest.mark.parametrize("arguments", QUANTISED, ids=lambda arguments: arguments["quantization"])
+@pytest.mark.parametrize(
+    "arguments",
+    [*QUANTISED[:2], *(pytest.param(each, marks=pytest.mark.slow) for each in QUANTISED[2:])],
+    ids=[each["quantization"] for each in QUANTISED],
+)
 def test_quantised_weights(
     arguments: Any,
     small_model: Make,

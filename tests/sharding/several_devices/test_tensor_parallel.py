@@ -30,7 +30,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = ("6/2", "norm of each head, layer norms, no gate")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])
 def test_as_on_one_device(
     name: str, small_model: Make, random_tree: Callable[..., Any], served: Callable[..., Any], same: Callable[..., None]
 ) -> None:
