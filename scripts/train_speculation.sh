@@ -14,24 +14,31 @@ train() {
     [ -d "$output/$name" ] || python -m jaxinfer distill --teacher smollm2-135m-instruct --resume --output "$output/$name" \
         --data generate --prompts scripts/data/chat_prompts.jsonl --num-texts 512 --max-tokens 160 \
         --sampling-temperature 0 --answers-only --seq-len 256 --eval-fraction 0.03 --teacher-cache "$output/cache" \
-        --cache-features --loss-vocab 4096 --batch-size 4 --save-dtype bfloat16 --log-every 10 --eval-every 40 \
+        --cache-features --loss-vocab 4096 --batch-size 4 --weight-decay 0.05 --save-dtype bfloat16 --log-every 10 \
         --save-every 40 "$@"
+}
+
+bench() {
+    python -m jaxinfer bench speculative --model smollm2-135m-instruct --quantization int8_w8a8 --max-model-len 512 \
+        --max-num-batched-tokens 128 --data scripts/data/held_out_prompts.json --output-len 64 "$@"
 }
 
 for what in "$@"; do
     case $what in
     eagle)
-        train eagle --eagle --from-model --classification-weight 0.5 --steps 500 --learning-rate 1e-3 --warmup-steps 20
+        train eagle --eagle --from-model --classification-weight 0.5 --steps 170 --learning-rate 6e-4 \
+            --warmup-steps 10 --eval-every 34
         ;;
     medusa)
-        train medusa --medusa-heads 3 --steps 320 --learning-rate 2e-3 --warmup-steps 10
+        train medusa --medusa-heads 3 --steps 170 --learning-rate 1.5e-3 --warmup-steps 5 --eval-every 34
         ;;
     draft)
-        train draft --student-layers 0,1,2,28,29 --steps 320 --learning-rate 1e-3 --warmup-steps 20
+        train draft --student-layers 0,1,28,29 --steps 230 --learning-rate 1e-3 --warmup-steps 15 --eval-every 46
         ;;
     bench)
-        python scripts/bench_trained.py --quantization int8_w8a8 "draft_model:$output/draft:5" \
-            "medusa:$output/medusa:16" "eagle:$output/eagle:24"
+        bench --method draft_model --draft "$output/draft" -k 5
+        bench --method medusa --heads "$output/medusa" -k 8,20
+        bench --method eagle --heads "$output/eagle" -k 3,5
         ;;
     *)
         echo "$what: one of eagle, medusa, draft and bench is expected" >&2
