@@ -66,7 +66,8 @@ def step_memory(
         inputs=2 * 4 * (4 * num_tokens + num_rows * (table_width + 32)),
         scratch=max(
             int(_layer_scratch(model, num_tokens, tp, 4 / itemsize if rounds else 1) * itemsize) + WORKSPACE_BYTES,
-            SAMPLER_COPIES * logits + (logits // 2 if tp > 1 else 0),  # split, they are written once more in 16 bits
+            # Of several devices the parts are gathered, and then brought into rows.
+            (SAMPLER_COPIES + 2 * (tp > 1)) * logits,
         ),
     )
 
