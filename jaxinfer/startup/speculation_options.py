@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from jaxinfer.config import TypicalAcceptance, require_positive
-from jaxinfer.speculation.candidate_tree import Choices, check_choices
-from jaxinfer.speculation.lookahead import LookaheadShape
+
+if TYPE_CHECKING:
+    from jaxinfer.speculation.candidate_tree import Choices
+    from jaxinfer.speculation.lookahead import LookaheadShape
 
 SpeculationMethod = Literal["ngram", "lookahead", "draft_model", "medusa", "eagle", "eagle3"]
 METHODS: tuple[SpeculationMethod, ...] = get_args(SpeculationMethod)
@@ -106,13 +108,19 @@ class SpeculativeOptions:
         return tokens if isinstance(tokens, int) else AUTO_TOKENS
 
     @property
-    def choices(self) -> Choices | None:
+    def choices(self) -> "Choices | None":
         """`medusa_choices`, checked."""
-        return None if self.medusa_choices is None else check_choices(self.medusa_choices)
+        if self.medusa_choices is None:
+            return None
+        from jaxinfer.speculation.candidate_tree import check_choices  # command lines start without NumPy
+
+        return check_choices(self.medusa_choices)
 
     @property
-    def lookahead(self) -> LookaheadShape:
+    def lookahead(self) -> "LookaheadShape":
         """The shape of "lookahead"."""
+        from jaxinfer.speculation.lookahead import LookaheadShape
+
         sizes = (self.window_size, self.ngram_size, self.guess_set_size)
         given = zip(sizes, DEFAULT_LOOKAHEAD, strict=True)
         return LookaheadShape(*(default if size is None else size for size, default in given))
