@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from jaxinfer import LLM, SamplingParams
@@ -22,7 +22,7 @@ from jaxinfer.checkpoint.checkpoint import open_checkpoint
 from jaxinfer.checkpoint.load import load_params
 from jaxinfer.checkpoint.resolve import resolve_model
 
-SIZES = {"max_num_seqs": 32, "max_num_batched_tokens": 512, "max_model_len": 512}
+SIZES: dict[str, Any] = {"max_num_seqs": 32, "max_num_batched_tokens": 512, "max_model_len": 512}
 FIRST_TOKEN_ID, LAST_TOKEN_ID = 32, 32000
 
 

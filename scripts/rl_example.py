@@ -163,10 +163,12 @@ def rollout(task: Task, args: argparse.Namespace, step: int) -> tuple[Batch, flo
     samples = [(output, sample) for output in outputs for sample in output.outputs]
     for row, (output, sample) in enumerate(samples):
         assert sample.weight_versions == [(step, len(sample.token_ids))]  # all by the latest parameters
-        start, end = len(output.prompt_token_ids), len(output.prompt_token_ids) + len(sample.token_ids)
-        ids[row, :end] = [*output.prompt_token_ids, *sample.token_ids]
+        prompt_ids, drawn_logprobs = output.prompt_token_ids, sample.logprobs
+        assert prompt_ids is not None and drawn_logprobs is not None
+        start, end = len(prompt_ids), len(prompt_ids) + len(sample.token_ids)
+        ids[row, :end] = [*prompt_ids, *sample.token_ids]
         mask[row, start - 1 : end - 1] = 1
-        drawn = zip(sample.logprobs, sample.token_ids, strict=True)
+        drawn = zip(drawn_logprobs, sample.token_ids, strict=True)
         logprobs[row, start - 1 : end - 1] = [entry[token].logprob for entry, token in drawn]
         texts.append(task.text(sample.token_ids))
         rewards[divmod(row, args.answers)] = reward_of(texts[-1])

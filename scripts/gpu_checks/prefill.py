@@ -158,9 +158,14 @@ def _paged(prefill: Prefill, implementation: str, q: jax.Array, k: jax.Array, v:
     pages = jnp.concatenate([by_page[:1], by_page[np.argsort(table.reshape(-1))]])
     query_start = jnp.arange(batch + 1, dtype=jnp.int32) * length
     context_lens = jnp.full((batch,), length, jnp.int32)
-    sizes = {"num_heads": heads, "num_kv_heads": prefill.kv_heads, "head_dim": head_dim}
     work_list = make_work_list(
-        query_start, context_lens, num_tokens=batch * length, implementation=implementation, **sizes
+        query_start,
+        context_lens,
+        num_tokens=batch * length,
+        num_heads=heads,
+        num_kv_heads=prefill.kv_heads,
+        head_dim=head_dim,
+        implementation=implementation,
     )
     out = paged_attention(
         q.reshape(batch * length, heads, head_dim),
