@@ -208,9 +208,9 @@ class AsyncLLM:
         Raises:
             ValueError: another mode; or mode="wait" while requests are stopped by mode="keep".
         """
-        thread, engine = self._thread, self._parts.engine
+        thread, engine, aborts = self._thread, self._parts.engine, checked_mode(mode) == "abort"
         await asyncio.wrap_future(thread.hold())
-        if checked_mode(mode) == "abort":
+        if aborts:
             await asyncio.wrap_future(thread.call_for_outputs(engine.abort_all))
         elif mode == "wait":
             await asyncio.wrap_future(thread.call_when_idle(lambda: None))

@@ -75,7 +75,7 @@ def serve_on_ray(
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what fails is raised as well
         ray.init(options.address or None, logging_level=logging.ERROR, include_dashboard=False)
     try:
-        workers, gpus = _workers(ray, options, args.data_parallel_size)
+        workers, gpus = _workers(ray, options, args)
         seqs = args.data_parallel_size * (args.max_num_seqs or _SEQS[gpus > 0])
         size = max(1, min(num_lines // (2 * TASKS_PER_WORKER * workers), 2 * seqs // TASKS_PER_WORKER))
         dataset = _dataset(ray, lines, size, workers, gpus, (args, model_name, chat_template))
@@ -94,8 +94,8 @@ def _ray() -> Any:
     return ray
 
 
-def _workers(ray: Any, options: RayOptions, num_devices: int) -> tuple[int, int]:
-    """Engines, and GPUs of each, which runs on `num_devices` devices.
+def _workers(ray: Any, options: RayOptions, args: EngineArgs) -> tuple[int, int]:
+    """Engines, and GPUs of each.
 
     Raises:
         ValueError: the cluster has not that much.
@@ -104,7 +104,7 @@ def _workers(ray: Any, options: RayOptions, num_devices: int) -> tuple[int, int]
     cpus, total = int(resources.get("CPU", 0)), int(resources.get("GPU", 0))
     gpus = options.gpus_per_worker
     if gpus is None:
-        gpus = num_devices if total else 0
+        gpus = args.data_parallel_size * args.tensor_parallel_size if total else 0
     nodes = sum(node["Alive"] for node in ray.nodes())
     workers = options.num_workers or (max(1, total // gpus) if gpus else nodes)
     if workers * gpus > total or workers > cpus:

@@ -2,9 +2,9 @@
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -80,8 +80,11 @@ def scored_sequences(token_ids: Any, start: int | Sequence[int], temperature: fl
         raise TypeError(f"temperature={temperature!r} must be a number")
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature={temperature} must be above 0 and finite: the logits are divided by it")
-    sequences = [list(sequence) for sequence in token_ids]
-    starts = [start] * len(sequences) if isinstance(start, int) else list(start)
+    sequences = _list_of(token_ids, "token_ids", "a list of sequences of ids")
+    if isinstance(start, Integral):
+        starts = [start] * len(sequences)
+    else:
+        starts = _list_of(start, "start", "an int, or a list of one for each sequence")
     if len(starts) != len(sequences):
         raise ValueError(
             f"start has {len(starts)} entries for {len(sequences)} sequences; give one for each, or an int"
@@ -91,13 +94,23 @@ def scored_sequences(token_ids: Any, start: int | Sequence[int], temperature: fl
         try:
             ids = [operator.index(token) for token in sequence]
         except TypeError as error:
-            raise TypeError(f"token_ids[{place}] must be a list of ints: {error}") from None
+            advice = "; a single sequence is a list, too: [[1, 2, 3]]" if isinstance(sequence, Integral) else ""
+            raise TypeError(f"token_ids[{place}] must be a list of ints: {error}{advice}") from None
+        if isinstance(first, bool) or not isinstance(first, Integral):
+            raise TypeError(f"start={first!r} of token_ids[{place}] must be an int")
         if not ids:
             raise ValueError(f"token_ids[{place}] is empty; give at least one token")
         if not 1 <= first <= len(ids):
             raise ValueError(f"start={first} of token_ids[{place}] must be from 1 to its {len(ids)} tokens")
         found.append(ScoredSequence(ids, operator.index(first), float(temperature)))
     return found
+
+
+def _list_of(values: Any, name: str, kind: str) -> list[Any]:
+    """The values of an iterable that is no text."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise TypeError(f"{name}={values!r} must be {kind}")
+    return list(values)
 
 
 def score(engine: AnyEngine, sequences: Sequence[ScoredSequence], counter: Iterator[int]) -> list[np.ndarray]:

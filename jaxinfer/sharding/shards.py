@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
+from jax import lax
+from jax.sharding import PartitionSpec, Sharding
 
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.quant.array import QuantArray
@@ -60,8 +61,11 @@ class Shards:
         if on_device and needs_arranging(path, leaf, self.split):
             moved = self.placement.put(leaf)  # a caller's own devices may be others
             specs = self.specs(path, jax.eval_shape(partial(arrange, path, split=self.split), leaf))
-            targets = jax.tree.map(self.placement.sharding, specs, is_leaf=_is_spec)
-            return jax.jit(partial(arrange, path, split=self.split), out_shardings=targets)(moved)
+            targets = tuple(map(self.placement.sharding, jax.tree.leaves(specs, is_leaf=_is_spec)))
+            # Layers share a program, and so does every later tree of the same shapes.
+            first, _, rest = path.partition("/")
+            arranged = _arranged(moved, rest if first.startswith("layers_") else path, self.split, targets)
+            return jax.tree.map(self.placement.put, arranged, specs)
         arranged = arrange(path, leaf, self.split)
         return jax.tree.map(self.placement.put, arranged, self.specs(path, arranged))
 
@@ -155,6 +159,13 @@ def _unit(leaf: QuantArray) -> int:
     """Neighbouring inputs that have to stay together."""
     group = 1 if leaf.group == leaf.row else math.gcd(leaf.group, leaf.shape[-1])
     return math.lcm(group, leaf.rotation or 1, 8 // leaf.bits)
+
+
+@partial(jax.jit, static_argnames=("path", "split", "targets"))
+def _arranged(leaf: Any, path: str, split: ModelSplit, targets: tuple[Sharding, ...]) -> Any:
+    """`arrange` on the devices, each of which keeps its part; `targets` are of the result's arrays in their order."""
+    arrays, tree = jax.tree.flatten(arrange(path, leaf, split))
+    return jax.tree.unflatten(tree, list(map(lax.with_sharding_constraint, arrays, targets)))
 
 
 def _part_shape(array: Any, spec: PartitionSpec, count: int) -> jax.ShapeDtypeStruct:

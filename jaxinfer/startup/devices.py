@@ -88,7 +88,7 @@ def _on(devices: Sequence[jax.Device]) -> Placement:
 def _axis(mesh: Mesh, axis_names: str | Sequence[str] | None) -> str:
     names = [str(name) for name in mesh.axis_names]
     if axis_names is not None:
-        given = [axis_names] if isinstance(axis_names, str) else list(axis_names)
+        given = list(axis_names) if isinstance(axis_names, list | tuple) else [axis_names]
         if len(given) != 1 or given[0] not in names:
             raise ValueError(
                 f"axis_names={axis_names!r} must name one axis of the mesh, the one that the model is split over: "

@@ -142,8 +142,9 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
     """
     _check_source(args, model_config, params)
     claim_gpu_memory(args.gpu_memory_utilization)
-    where = placements(args.data_parallel_size, args.tensor_parallel_size)
-    if args.mesh is not None:
+    if args.mesh is None:
+        where = placements(args.data_parallel_size, args.tensor_parallel_size)
+    else:
         where = [mesh_placement(args.mesh, args.axis_names, args.tensor_parallel_size)]
     checkpoint = None if args.model is None else open_checkpoint(find_model(args, args.model, args.revision))
     model = model_config or (checkpoint.model_config if checkpoint else None)

@@ -70,10 +70,12 @@ class SleepTogether:
             each.wake_up(tags)
 
     def update_params(self, params: Params) -> None:
-        """As `Sleep.update_params`; only once the parameters are on all devices does any replica take them."""
-        placed = [replica.runner.placed(params) for replica in self._living]
-        for each, own in zip(self._sleeps, placed, strict=True):
-            each.update_params(own)
+        """As `Sleep.update_params`; only once the parameters are on all devices does any replica take them. The first
+        one gets them even when it is dead: the others wake with what it has."""
+        chosen = [replica for replica in self._replicas if replica is self._replicas[0] or not replica.engine.is_dead]
+        placed = [replica.runner.placed(params) for replica in chosen]
+        for replica, own in zip(chosen, placed, strict=True):
+            replica.sleep.update_params(own)
 
 
 AnySleep: TypeAlias = Sleep | SleepTogether

@@ -115,6 +115,7 @@ def test_results_that_come_twice_are_given_once() -> None:
         ({"CPU": 16.0, "GPU": 8.0}, RayOptions(num_workers=3, gpus_per_worker=2), 1, (3, 2)),
         ({"CPU": 16.0, "GPU": 8.0}, RayOptions(gpus_per_worker=0), 1, (2, 0)),
         ({"CPU": 16.0, "GPU": 8.0}, RayOptions(), 4, (2, 4)),
+        ({"CPU": 16.0, "GPU": 8.0}, RayOptions(), (2, 4), (1, 8)),
         ({"CPU": 16.0}, RayOptions(), 4, (2, 0)),
         ({"CPU": 16.0}, RayOptions(), 1, (2, 0)),
         ({"CPU": 16.0}, RayOptions(num_workers=5), 1, (5, 0)),
@@ -124,15 +125,21 @@ def test_results_that_come_twice_are_given_once() -> None:
     ],
 )
 def test_how_many_engines(
-    resources: dict[str, float], options: RayOptions, devices: int, expected: tuple[int, int] | None
+    resources: dict[str, float],
+    options: RayOptions,
+    devices: int | tuple[int, int],
+    expected: tuple[int, int] | None,
 ) -> None:
+    """`devices`: replicas, or replicas and devices of each."""
+    replicas, parts = devices if isinstance(devices, tuple) else (devices, 1)
+    args = EngineArgs("model", data_parallel_size=replicas, tensor_parallel_size=parts)
     nodes = [{"Alive": True}, {"Alive": True}, {"Alive": False}]
     ray = SimpleNamespace(cluster_resources=lambda: resources, nodes=lambda: nodes)
     if expected is None:
         with pytest.raises(ValueError, match="engines need"):
-            _workers(ray, options, devices)
+            _workers(ray, options, args)
     else:
-        assert _workers(ray, options, devices) == expected
+        assert _workers(ray, options, args) == expected
 
 
 def test_what_is_said_of_a_failure() -> None:

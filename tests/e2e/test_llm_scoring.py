@@ -104,3 +104,24 @@ def test_refusals(scorer: LLM, token_ids: Any, options: dict[str, Any], message:
     with pytest.raises(ValueError, match=message):
         scorer.compute_logprobs(token_ids, **options)
     assert scorer.stats().num_unfinished == 0
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "options", "message"),
+    [
+        ([1, 2, 3], {}, r"token_ids\[0\] must be a list of ints.*\[\[1, 2, 3\]\]"),
+        (None, {}, "token_ids=None must be a list of sequences"),
+        ("text", {}, "token_ids='text' must be a list of sequences"),
+        ([[1, 2]], {"start": True}, r"start=True of token_ids\[0\] must be an int"),
+        ([[1, 2]], {"start": [1.0]}, r"start=1.0 of token_ids\[0\] must be an int"),
+        ([[1, 2]], {"start": None}, "start=None must be an int, or a list"),
+    ],
+)
+def test_wrong_types(scorer: LLM, token_ids: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        scorer.compute_logprobs(token_ids, **options)
+
+
+def test_starts_of_numpy(scorer: LLM) -> None:
+    found = [scorer.compute_logprobs([[1, 2, 3]], start=start) for start in (np.int64(2), np.array([2]), 2)]
+    assert [[len(one) for one in each] for each in found] == [[1]] * 3

@@ -220,5 +220,13 @@ def test_pause_and_resume(served: AsyncLLM, weights: list[Any], mode: str) -> No
         assert served.stats().num_unfinished == 0
 
     asyncio.run(main())
-    with pytest.raises(ValueError, match="mode='later'"):
-        asyncio.run(served.update_params(weights[0], mode="later"))  # type: ignore[arg-type]
+
+
+def test_an_unknown_mode_changes_nothing(served: AsyncLLM, weights: list[Any]) -> None:
+    async def main() -> None:
+        for call in (lambda: served.update_params(weights[0], mode="later"), lambda: served.pause_generation("later")):  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match="mode='later'"):
+                await call()
+        assert not await served.is_paused()
+
+    asyncio.run(main())

@@ -95,6 +95,31 @@ def test_new_parameters_are_taken_without_a_copy_or_a_compilation(
     assert runner.num_compiled == compiled
 
 
+def test_arrays_that_have_to_be_laid_out_anew_are_by_the_same_programs(model: ModelConfig, params: Any) -> None:
+    """Two KV heads on four devices, 131 rows of the table: neither another tree nor another layer compiles anything."""
+    tree = jax.tree.map(jax.numpy.asarray, params)
+    mesh = jax.make_mesh((4,), ("model",), devices=jax.devices()[:4])
+    shards = shards_of(model, Placement(mesh=mesh, axis="model"))
+    compiled: list[str] = []
+
+    def count(event: str, duration_secs: float, **details: str | int) -> None:
+        compiled.extend([event] * event.endswith("backend_compile_duration"))
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        first = shards.put_tree(tree)
+        before = len(compiled)
+        again = shards.put_tree(tree)
+        other_layer = shards.put("layers_1/attn/qkv/kernel", tree["layers_0"]["attn"]["qkv"]["kernel"])
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
+    assert before and len(compiled) == before
+    assert other_layer.sharding == first["layers_0"]["attn"]["qkv"]["kernel"].sharding
+    for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
+        assert one.sharding == other.sharding
+        np.testing.assert_array_equal(one, other)
+
+
 def test_sleep_and_forks_change_nothing(
     llm: LLM, answers: Callable[..., Any], same: Callable[..., None], expected: Any
 ) -> None:
