@@ -97,25 +97,27 @@ def write_eagle3(
 
 
 def read_eagle3_config(folder: Path, num_layers: int) -> Eagle3Config:
-    """Sizes of a head; reads no weights.
+    """Sizes of a head, whose tensors have them; reads no weights.
 
     Args:
         folder: the directory.
         num_layers: of the model it belongs to; says which hidden states are meant where config.json does not.
 
     Raises:
-        ValueError: not such a directory.
+        ValueError: not such a directory; a tensor is missing, too many or misshapen, by name.
     """
     said = read_json(folder / "config.json")
-    found = {_plain(name) for name in read_tensors(folder)}
-    if not {"fc.weight", "midlayer.hidden_norm.weight"} <= found:
+    found = {_plain(name): tensor for name, tensor in read_tensors(folder).items()}
+    if not {"fc.weight", "midlayer.hidden_norm.weight"} <= found.keys():
         raise ValueError(f"{folder} has no EAGLE-3 head: 'fc.weight' or 'midlayer.hidden_norm.weight' is missing")
     layer = _layer_config(said)
     target = size(said, "target_hidden_size", layer.hidden_size)
     draft_vocab = size(said, "draft_vocab_size", None) or layer.vocab_size
     taps = _taps(folder, said, num_layers)
     before = flag(said, "norm_before_residual", False)
-    return Eagle3Config(layer, target, draft_vocab, taps, before, target != layer.hidden_size)
+    config = Eagle3Config(layer, target, draft_vocab, taps, before, target != layer.hidden_size)
+    _check(folder, config, found)
+    return config
 
 
 def read_eagle3(folder: Path, num_layers: int) -> Eagle3Checkpoint:
@@ -129,7 +131,6 @@ def read_eagle3(folder: Path, num_layers: int) -> Eagle3Checkpoint:
     """
     config = read_eagle3_config(folder, num_layers)
     found = {_plain(name): tensor for name, tensor in read_tensors(folder).items()}
-    _check(folder, config, found)
     offsets = _integers(found.pop("d2t")) if "d2t" in found else 0
     ids = _checked_ids(config, np.arange(config.draft_vocab_size) + offsets, folder)
     found.pop("t2d", None)

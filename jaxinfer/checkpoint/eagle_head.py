@@ -71,12 +71,24 @@ def read_eagle_config(folder: Path) -> tuple[ModelConfig, bool]:
     """Architecture of a head, and whether `fc` has a bias; reads no weights.
 
     Raises:
-        ValueError: not such a directory.
+        ValueError: not such a directory; a tensor is missing, too many or misshapen, by name.
     """
-    tensors = {name.removeprefix("model.") for name in read_tensors(folder)}
+    _, config, tensors = _described(folder)
+    return config, "fc.bias" in tensors
+
+
+def _described(folder: Path) -> tuple[Family, ModelConfig, dict[str, Tensor]]:
+    """Its family and architecture, and its tensors by their names, which are those of a head."""
+    tensors = {name.removeprefix("model."): tensor for name, tensor in read_tensors(folder).items()}
     if "fc.weight" not in tensors:
         raise ValueError(f"{folder}: tensor fc.weight is missing, so this is no EAGLE head")
-    return _architecture(folder)[1], "fc.bias" in tensors
+    family, config = _architecture(folder)
+    size = config.hidden_size
+    shapes = _layer(family, config)[0] | {"fc.weight": (size, 2 * size)}
+    if "fc.bias" in tensors:
+        shapes["fc.bias"] = (size,)
+    _check(folder, shapes, {name: tensor for name, tensor in tensors.items() if name != EMBEDDING})
+    return family, config, tensors
 
 
 def _architecture(folder: Path) -> tuple[Family, ModelConfig]:
@@ -94,14 +106,10 @@ def read_eagle(folder: Path) -> tuple[ModelConfig, dict[str, Any], np.ndarray | 
     Raises:
         ValueError: not such a directory; a tensor is missing, too many or misshapen, by name.
     """
-    family, config = _architecture(folder)
-    tensors = {name.removeprefix("model."): tensor for name, tensor in read_tensors(folder).items()}
-    embedding = tensors.pop(EMBEDDING, None)
-    use_bias = "fc.bias" in tensors
-    shapes, slots = _layer(family, config)
-    size = config.hidden_size
-    shapes |= {"fc.weight": (size, 2 * size)} | ({"fc.bias": (size,)} if use_bias else {})
-    _check(folder, shapes, tensors)
+    family, config, tensors = _described(folder)
+    embedding = tensors.get(EMBEDDING)
+    use_bias, size = "fc.bias" in tensors, config.hidden_size
+    _, slots = _layer(family, config)
     placements: dict[str, list[Placement]] = {}
     for name, parts in slots.items():
         for slot in parts:

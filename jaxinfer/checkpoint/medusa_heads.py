@@ -61,8 +61,8 @@ def read_medusa(folder: Path, vocab_size: int | None = None) -> tuple[MedusaConf
     Raises:
         ValueError: not such a directory; a tensor is missing, too many or misshapen, by name.
     """
-    config, path, tensors = _describe(folder, vocab_size)
-    return config, _read(path, config, tensors)
+    config, tensors = _describe(folder, vocab_size)
+    return config, _read(config, tensors)
 
 
 def read_medusa_config(folder: Path, vocab_size: int | None = None) -> MedusaConfig:
@@ -70,7 +70,7 @@ def read_medusa_config(folder: Path, vocab_size: int | None = None) -> MedusaCon
     return _describe(folder, vocab_size)[0]
 
 
-def _describe(folder: Path, vocab_size: int | None) -> tuple[MedusaConfig, Path, dict[str, Any]]:
+def _describe(folder: Path, vocab_size: int | None) -> tuple[MedusaConfig, dict[str, Any]]:
     said = read_json(folder / "config.json")
     path = next((path for path in (folder / FILE, folder / "model.safetensors") if path.is_file()), None)
     if path is None:
@@ -86,25 +86,31 @@ def _describe(folder: Path, vocab_size: int | None) -> tuple[MedusaConfig, Path,
     vocab = tensors[f"0.{layers}.weight"].shape[0] if own else said.get("vocab_size", vocab_size)
     if vocab is None:
         raise ValueError(f"{folder / 'config.json'} says no vocab_size; give that of the model")
-    return MedusaConfig(first.shape[0], vocab, heads, layers, own), path, tensors
+    config = MedusaConfig(first.shape[0], vocab, heads, layers, own)
+    _check(path, config, tensors)
+    return config, tensors
 
 
-def _read(path: Path, config: MedusaConfig, tensors: Mapping[str, Any]) -> dict[str, Any]:
+def _check(path: Path, config: MedusaConfig, tensors: Mapping[str, Any]) -> None:
     names = _names(config)
     differing = sorted(set(names) ^ set(tensors))
     if differing:
         what = "is missing" if differing[0] in names else "has no place in the heads that config.json describes"
         raise ValueError(f"{path}: tensor {differing[0]!r} {what}")
-    params: dict[str, Any] = {}
     size = config.hidden_size
     for name, leaf in names.items():
         wanted = {"bias": (size,)}.get(leaf[-1], (config.vocab_size if leaf[1] == "lm_head" else size, size))
         if tensors[name].shape != wanted:
             raise ValueError(f"{path}: tensor {name!r} is {list(tensors[name].shape)}; it must be {list(wanted)}")
-        node = params
+
+
+def _read(config: MedusaConfig, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    params: dict[str, Any] = {}
+    for name, leaf in _names(config).items():
+        node, tensor = params, tensors[name]
         for key in leaf[:-1]:
             node = node.setdefault(key, {})
-        node[leaf[-1]] = tensors[name].rows(0, wanted[0]).reshape(wanted).astype(np.float32)
+        node[leaf[-1]] = tensor.rows(0, tensor.shape[0]).reshape(tensor.shape).astype(np.float32)
     return params
 
 

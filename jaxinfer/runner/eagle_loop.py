@@ -159,8 +159,9 @@ class _Loop:
         rows, count = scores.shape
         logits = self.model.logits(*self.params, guessed.reshape(rows * count, -1))
         best, guesses = best_of_rows(logits, self.shape.top_k)
-        # Rounding must not make a child likelier than its parent.
-        logprobs = jnp.minimum(best - jax.nn.logsumexp(logits, axis=1, keepdims=True), 0.0)
+        logprobs = best - jax.nn.logsumexp(logits, axis=1, keepdims=True)
+        # Neither rounding nor what is no number must make a child likelier than its parent.
+        logprobs = jnp.where(jnp.isnan(logprobs), -jnp.inf, jnp.minimum(logprobs, 0.0))
         tokens = self.model.tokens(self.params[0], guesses)
         total = scores[:, :, None] + logprobs.reshape(rows, count, -1)
         parents = jnp.broadcast_to(places[:, :, None], total.shape)

@@ -51,6 +51,8 @@ def make_medusa_step(
         logits = rows.astype(jnp.float32)
         best, ids = best_of_rows(logits, num_candidates)
         logprobs = best - jax.nn.logsumexp(logits, axis=1, keepdims=True)
+        # Neither rounding nor what is no number must make a node likelier than the one before it.
+        logprobs = jnp.where(jnp.isnan(logprobs), -jnp.inf, jnp.minimum(logprobs, 0.0))
         packed = jnp.stack([ids, lax.bitcast_convert_type(logprobs, jnp.int32)])
         by_head = packed.reshape(2, heads.num_heads, hidden.shape[0], num_candidates)
         return jnp.swapaxes(by_head, 1, 2)

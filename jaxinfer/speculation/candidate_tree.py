@@ -62,14 +62,22 @@ def check_choices(choices: Sequence[Sequence[int]]) -> Choices:
 
     Raises:
         ValueError: a path is empty, there twice, has a number below 0, or lacks the node before its last.
+        TypeError: they are no lists of numbers.
     """
+    if not _is_list(choices) or not all(_is_list(path) for path in choices):
+        raise TypeError(f"medusa_choices={choices!r} must be a list of paths, such as [[0], [1], [0, 0]]")
+    for path in choices:
+        if not path or any(isinstance(rank, bool) or not isinstance(rank, int) or rank < 0 for rank in path):
+            raise ValueError(f"medusa_choices holds {list(path)}; a path is one number from 0 up for each head it uses")
     paths = tuple(tuple(path) for path in choices)
     known = {(), *paths}
     if not paths or len(set(paths)) < len(paths):
         raise ValueError(f"medusa_choices={list(choices)} must be paths, each once, such as [[0], [1], [0, 0]]")
     for path in paths:
-        if not path or any(isinstance(rank, bool) or not isinstance(rank, int) or rank < 0 for rank in path):
-            raise ValueError(f"medusa_choices holds {list(path)}; a path is one number from 0 up for each head it uses")
         if path[:-1] not in known:
             raise ValueError(f"medusa_choices holds {list(path)} without {list(path[:-1])}, which it follows; add that")
     return paths
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)

@@ -164,11 +164,18 @@ def _token_ids(wanted: int | str | Path | Sequence[int] | None, vocab_size: int)
     """
     if wanted is None:
         return None
-    if isinstance(wanted, int):
-        ids: Any = range(wanted)
-    else:
-        ids = json.loads(Path(wanted).read_text()) if isinstance(wanted, str | Path) else wanted
-    found = np.unique(np.asarray(list(ids)))
+    given = repr(wanted)
+    refusal = f"draft_vocab={given if len(given) <= 80 else given[:77] + '...'}"
+    advice = (
+        f"it must be ids from 0 to below {vocab_size}, a JSON file with a list of such, or how many of the first ones"
+    )
+    try:
+        ids: Any = json.loads(Path(wanted).read_text()) if isinstance(wanted, str | Path) else wanted
+        if isinstance(ids, int) and not isinstance(ids, bool):
+            ids = range(min(ids, vocab_size + 1))
+        found = np.unique(np.asarray(list(ids)))
+    except (OSError, TypeError, ValueError) as error:
+        raise ValueError(f"{refusal}: {error}; {advice}") from error
     if not found.size or found.dtype.kind not in "iu" or found[0] < 0 or found[-1] >= vocab_size:
-        raise ValueError(f"draft_vocab must be ids from 0 to below {vocab_size}, or how many of the first ones")
+        raise ValueError(f"{refusal}: {advice}")
     return tuple(found.tolist())

@@ -163,7 +163,7 @@ def load_engine(args: EngineArgs, model_config: ModelConfig | None, params: Para
         where[0].num_parts,
     )
     options = args.speculative_options
-    guesser = open_guesser(args, options, model, checkpoint, tokenizer)
+    guesser = open_guesser(args, options, model, checkpoint, tokenizer, where[0].num_parts)
     config, weights, shapes, shards = _config_and_params(args, model, checkpoint, params, plan, guesser, where[0])
     check_same(where[0], "settings", _settings(config))
     if plan is not None:

@@ -30,6 +30,7 @@ def open_guesser(
     target: ModelConfig,
     source: Checkpoint | None,
     tokenizer: Tokenizer | None,
+    num_parts: int = 1,
 ) -> Guesser | None:
     """What the method loads, checked against the target; None where it loads nothing.
 
@@ -39,8 +40,10 @@ def open_guesser(
         target: the target's architecture.
         source: its checkpoint; None for live parameters.
         tokenizer: that of the engine, which is the target's own where it has no checkpoint.
+        num_parts: devices that the target is split over.
 
     Raises:
+        ValueError: the method needs the target whole on a device.
         ValueError, ConnectionError: as `open_draft`, `open_medusa` and `open_eagle`.
     """
     if options is None:
@@ -50,6 +53,11 @@ def open_guesser(
     if options.method == "medusa":
         return open_medusa(args, options, target)
     if options.method in ("eagle", "eagle3"):
+        if num_parts > 1:
+            raise ValueError(
+                f"speculative method {options.method!r} needs the model whole on a device, and tensor_parallel_size="
+                f"{num_parts} splits it; use 'medusa', 'ngram', 'lookahead' or a draft model"
+            )
         return open_eagle(args, options, target)
     return None
 
@@ -112,12 +120,6 @@ def make_speculation(
     config = runner.config
     if options is None or config.speculation is None:
         return None
-    parts = runner.shards.split.num_parts
-    if isinstance(guesser, Eagle) and parts > 1:
-        raise ValueError(
-            f"speculative method {options.method!r} needs the model whole on a device, and tensor_parallel_size="
-            f"{parts} splits it; use 'medusa', 'ngram', 'lookahead' or a draft model"
-        )
     proposer: Proposer
     weights: RestingWeights | None = None
     if isinstance(guesser, DraftModel):

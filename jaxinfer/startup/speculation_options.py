@@ -205,8 +205,8 @@ def _check_numbers(options: SpeculativeOptions) -> None:
         raise ValueError(f"prompt_lookup_min={shortest} exceeds prompt_lookup_max={longest}; lower it")
     if options.draft_tensor_parallel_size != 1:
         raise ValueError(
-            f"draft_tensor_parallel_size={options.draft_tensor_parallel_size!r} is not supported: the engine runs on "
-            "one device. Leave it out (or give 1)."
+            f"draft_tensor_parallel_size={options.draft_tensor_parallel_size!r} is not supported: the draft's model "
+            "lies where the target does, by tensor_parallel_size. Leave it out (or give 1)."
         )
 
 

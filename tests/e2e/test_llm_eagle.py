@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from jaxinfer import LLM, SamplingParams
+from jaxinfer.startup import loading
 
 SCRIPT = [*range(40, 80), 40]
 SIZE, VOCAB = 64, 258
@@ -111,8 +112,17 @@ def test_a_head_that_is_right(written: Callable[..., tuple[Path, Path]], case: s
     [
         ("eagle3", {"method": "eagle"}, "of the speculative method 'eagle3', not 'eagle'"),
         ("eagle", {"method": "eagle3"}, "of the speculative method 'eagle', not 'eagle3'"),
-        ("eagle", {"method": "eagle", "draft_vocab": [3, 258]}, "draft_vocab must be ids from 0 to below 258"),
+        (
+            "eagle",
+            {"method": "eagle", "draft_vocab": [3, 258]},
+            r"draft_vocab=\[3, 258\]: it must be ids from 0 to below 258",
+        ),
         ("eagle3", {"method": "eagle3", "draft_vocab": 30}, "draft_vocab is not of"),
+        ("eagle", {"method": "eagle", "draft_vocab": 0}, "draft_vocab=0: it must be ids from 0"),
+        ("eagle", {"method": "eagle", "draft_vocab": True}, "draft_vocab=True: .*it must be ids from 0"),
+        ("eagle", {"method": "eagle", "draft_vocab": 10**15}, "draft_vocab=1000000000000000: it must be ids from 0"),
+        ("eagle", {"method": "eagle", "draft_vocab": "nowhere.json"}, "draft_vocab='nowhere.json': .*it must be ids"),
+        ("eagle", {"method": "eagle", "draft_vocab": [[1], [2, 3]]}, r"draft_vocab=\[\[1\], \[2, 3\]\]: .*it must be"),
         ("eagle", {"method": "eagle", "eagle_topk": 0}, "eagle_topk=0"),
     ],
 )
@@ -130,3 +140,16 @@ def test_a_head_of_another_model_is_refused(written: Callable[..., tuple[Path, P
     (head / "config.json").write_text(json.dumps({**said, "vocab_size": 300}))
     with pytest.raises(ValueError, match="its vocab_size is 300 and the model's is 258"):
         LLM(str(model), speculative_config={"method": "eagle", "model": str(head)}, **SIZES)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("eagle", "layers.0.mlp.up_proj.weight"), ("eagle3", "norm.weight")])
+def test_a_head_without_a_tensor_is_refused_before_the_model_is_read(
+    written: Callable[..., tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch, kind: str, name: str
+) -> None:
+    model, head = written(kind)
+    tensors = load_file(head / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, head / "model.safetensors")
+    monkeypatch.setattr(loading, "load_params", lambda *_, **__: pytest.fail("the model's weights are read"))
+    with pytest.raises(ValueError, match=f"{name}.* is missing"):
+        LLM(str(model), speculative_config={"method": kind, "model": str(head)}, **SIZES)

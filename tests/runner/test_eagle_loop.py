@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.config import CacheConfig, EagleTree, EngineConfig, RunnerConfig, SchedulerConfig, SpeculationConfig
-from jaxinfer.engine.draft import NO_DRAFT
+from jaxinfer.engine.draft import NO_DRAFT, Draft
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.sampling_params import SamplingParams
@@ -149,6 +149,22 @@ def test_trees_are_those_of_the_head_over_whole_sequences(made: Callable[[str], 
     assert loops["wide"].num_compiled == len(loop_buckets(4)) == 2
     check(one.naive, loops["wide"], trees["wide"], requests)
     assert loops["wide"].num_compiled == 2
+
+
+def test_a_head_whose_guesses_are_no_numbers_makes_trees(made: Callable[[str], Made]) -> None:
+    """The logits of one token and of what follows it are NaN: no node comes before its parent for that."""
+    one = made("cut")
+    broken = dict(one.given)
+    broken[CUT_HEAD] = jnp.asarray(broken[CUT_HEAD]).at[7].set(jnp.nan)
+    tree = EagleTree(one.model.layer, 3, 3, 15)
+    config, runner = one.runner(tree)
+    runner.use_eagle(one.model, broken)
+    engine = Engine(config, runner, None)
+    engine.add_request("a", [7, 8, 9], SEEDED)
+    engine.step()
+    trees = EagleRunner(runner, tree).draft(settled(engine))
+    Draft(tuple(trees.token_ids[0].tolist()), parents=tuple(trees.parents[0].tolist())).check()
+    assert set(trees.token_ids[0].tolist()) <= set(CUT)
 
 
 def test_batch_sizes_are_few() -> None:

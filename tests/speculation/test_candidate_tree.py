@@ -69,3 +69,11 @@ def test_a_given_shape() -> None:
 def test_shapes_that_are_no_trees(choices: Any) -> None:
     with pytest.raises(ValueError, match="medusa_choices"):
         check_choices(choices)
+
+
+def test_shapes_of_other_types() -> None:
+    for choices in (5, [0, 1], "[[0]]", ["00"], {0: [0]}):
+        with pytest.raises(TypeError, match="medusa_choices=.*list of paths"):
+            check_choices(choices)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"medusa_choices holds \[\[0\]\]"):
+        check_choices([[0], [[0]]])  # type: ignore[list-item]

@@ -35,3 +35,12 @@ def test_the_same_guesses_on_two_devices(
             told.append((ids, stats and (stats.num_accepted_per_position, stats.num_drafts)))
     assert told[0][0] == told[1][0] == told[2][0]
     assert told[1][1] == told[2][1] and told[2][1][1] > 10
+
+
+def test_an_eagle_head_of_a_split_model_is_refused_before_anything_is_read(
+    small_model: Callable[..., ModelConfig], random_tree: Callable[..., Any]
+) -> None:
+    model = small_model()
+    options = SMALL | {"tensor_parallel_size": 2, "speculative_config": {"method": "eagle", "model": "nowhere"}}
+    with pytest.raises(ValueError, match="'eagle' needs the model whole on a device.*tensor_parallel_size=2"):
+        LLM(model_config=model, params=random_tree(model), **options)
