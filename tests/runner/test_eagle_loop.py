@@ -151,20 +151,22 @@ def test_trees_are_those_of_the_head_over_whole_sequences(made: Callable[[str], 
     assert loops["wide"].num_compiled == 2
 
 
-def test_a_head_whose_guesses_are_no_numbers_makes_trees(made: Callable[[str], Made]) -> None:
-    """The logits of one token and of what follows it are NaN: no node comes before its parent for that."""
-    one = made("cut")
-    broken = dict(one.given)
-    broken[CUT_HEAD] = jnp.asarray(broken[CUT_HEAD]).at[7].set(jnp.nan)
+def test_a_node_whose_children_are_no_numbers_comes_before_them(made: Callable[[str], Made]) -> None:
+    one = made("eagle3")
     tree = EagleTree(one.model.layer, 3, 3, 15)
     config, runner = one.runner(tree)
-    runner.use_eagle(one.model, broken)
     engine = Engine(config, runner, None)
     engine.add_request("a", [7, 8, 9], SEEDED)
     engine.step()
-    trees = EagleRunner(runner, tree).draft(settled(engine))
-    Draft(tuple(trees.token_ids[0].tolist()), parents=tuple(trees.parents[0].tolist())).check()
-    assert set(trees.token_ids[0].tolist()) <= set(CUT)
+    requests, loop = settled(engine), EagleRunner(runner, tree)
+    best = int(loop.draft(requests).token_ids[0, 0])
+    assert best != requests[0].token_ids(0, 4)[-1]
+    table = jnp.asarray(one.params["embed"]["embedding"]).at[best].set(jnp.nan)
+    runner.update_params({**one.params, "embed": {"embedding": table}})
+    trees = loop.draft(requests)
+    drafted = Draft(tuple(trees.token_ids[0].tolist()), parents=tuple(trees.parents[0].tolist()))
+    drafted.check()
+    assert best in drafted.token_ids and set(drafted.token_ids) <= set(CUT)
 
 
 def test_batch_sizes_are_few() -> None:
