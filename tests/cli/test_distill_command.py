@@ -96,7 +96,7 @@ def test_killed_with_kill_and_resumed_is_not_interrupted(words: list[str], tmp_p
         (["--num-texts", "4"], "--top-p are for --data generate"),
         (["--save-dtype", "int8"], "dtype='int8' must be 'auto', 'float32', 'bfloat16' or 'float16'"),
         (["--medusa-heads", "2"], "--student and --student-layers make a model; leave them out"),
-        (["--medusa-heads", "2", "--eagle"], "give either --medusa-heads or --eagle"),
+        (["--medusa-heads", "2", "--eagle"], "give one of --medusa-heads, --eagle and --eagle3"),
         (["--medusa-layers", "2"], "need --medusa-heads, the number of heads"),
         (["--data", "/no/text.txt"], "/no/text.txt"),
         (["--teacher", "/no/teacher"], "/no/teacher"),

@@ -101,8 +101,6 @@ def test_groups_of_checkpoints_fit_the_rows_of_any_model() -> None:
 def test_what_cannot_be_compiled_is_named(tiny_config: ModelConfig) -> None:
     with pytest.raises(ValueError, match="quant='fp32' cannot be compiled; use one of fp16"):
         both("l4", tiny_config, 8, quant="fp32")
-    with pytest.raises(ValueError, match="quantised parameters are not split over 2 devices yet"):
-        both("l4", tiny_config, 8, quant="int4", tp=2)
 
 
 def test_the_command() -> None:

@@ -168,7 +168,9 @@ def test_features_are_kept_in_place_by_one_launch(step: Compile, num_devices: in
     hidden = DECODE.num_tokens * LLAMA_8B.hidden_size * 2  # all rows' are there until both have been made of them
     assert kept.report.temp_bytes <= plain.report.temp_bytes + hidden + 1024
     assert len(kept.report.launches) == len(plain.report.launches) + 1
-    assert kept.report.num_command_buffers == plain.report.num_command_buffers
+    # Of several devices the last all-reduce divides what is written at the end.
+    assert kept.report.num_command_buffers <= plain.report.num_command_buffers + (num_devices > 1)
+    assert kept.report.launches_outside_graphs() == plain.report.launches_outside_graphs()
 
 
 def test_a_pool_of_bytes_that_are_addressed_in_pairs_changes_nothing(step: Compile) -> None:
