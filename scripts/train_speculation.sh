@@ -33,12 +33,13 @@ for what in "$@"; do
         train medusa --medusa-heads 3 --steps 170 --learning-rate 1.5e-3 --warmup-steps 5 --eval-every 34
         ;;
     draft)
-        train draft --student-layers 0,1,28,29 --steps 230 --learning-rate 1e-3 --warmup-steps 15 --eval-every 46
+        train draft --student-layers 0,1,2,4,7,10,13,16,19,22,25,27,28,29 --steps 120 --learning-rate 8e-4 \
+            --warmup-steps 8 --eval-every 30
         ;;
     bench)
         bench --method draft_model --draft "$output/draft" -k 5
         bench --method medusa --heads "$output/medusa" -k 8,20
-        bench --method eagle --heads "$output/eagle" -k 3,5
+        bench --method eagle --heads "$output/eagle" -k 20 --config eagle='{"eagle_topk": 4, "eagle_depth": 4}'
         ;;
     *)
         echo "$what: one of eagle, medusa, draft and bench is expected" >&2
