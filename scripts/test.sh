@@ -18,6 +18,9 @@ export JAX_PLATFORMS=cpu
 core=(tests/{cache,engine,kernels,models,runner,sampling,serving} tests/e2e/test_{llm,async_llm}.py)
 core+=(tests/e2e/test_golden.py::{"test_together[in order]",test_logprobs_of_prompts_and_first_tokens})
 
+# A part of the suite that runs behind the repetitions, so that both processes of --deviceless end at about the same time.
+apart=(tests/{calibration,cluster,sharding,speculation,training})
+
 deviceless=false
 pytest_options=()
 for option in "$@"; do
@@ -82,10 +85,14 @@ run_newest() {
   .venv-newest/bin/python -m pytest -m "not slow and not deviceless" "${core[@]}"
 }
 
+run_apart() {
+  .venv/bin/python -m pytest "${apart[@]}"
+}
+
 # Each in turn, with what it printed and its status in the folder.
 run_beside() { # run_beside FOLDER
   local part
-  for part in deviceless newest; do
+  for part in deviceless newest apart; do
     "run_$part" > "$1/$part" 2>&1
     echo $? > "$1/$part.status"
   done
@@ -106,12 +113,14 @@ step "mypy" .venv/bin/mypy
 if $deviceless; then
   beside=$(mktemp -d)
   run_beside "$beside" & # the suite keeps little more than one core busy
+  pytest_options+=("${apart[@]/#/--ignore=}")
 fi
 step "pytest" .venv/bin/python -m pytest ${pytest_options[@]+"${pytest_options[@]}"}
 if $deviceless; then
   wait
   step "deviceless GPU compiles" show "$beside/deviceless"
   step "newest Python and JAX" show "$beside/newest"
+  step "pytest of ${apart[*]}" show "$beside/apart"
   rm -rf "$beside"
 fi
 
