@@ -104,8 +104,7 @@ class Engine:
             EngineDeadError: a step failed earlier.
             EngineAsleepError: the engine is suspended.
         """
-        self.check_alive()
-        self._check_awake()
+        self._check_serving()
         requests = self._new_requests(request_id, prompt_token_ids, params, priority, arrival_time, cache_salt)
         if scoring is not None:
             self._intake.check_scored(scoring)
@@ -133,8 +132,7 @@ class Engine:
             TypeError: `params` are no SamplingParams; or as for `add_request`.
             EngineDeadError: as for `add_request`.
         """
-        self.check_alive()
-        self._check_awake()
+        self._check_serving()
         if not isinstance(params, SamplingParams):
             raise TypeError(f"params={params!r} must be SamplingParams: a fork goes on as samples of its own")
         if params.prompt_logprobs is not None:
@@ -292,8 +290,7 @@ class Engine:
             EngineDeadError: an earlier step failed. A step that fails now returns every request with its error.
             EngineAsleepError: the engine is suspended.
         """
-        self.check_alive()
-        self._check_awake()
+        self._check_serving()
         return self._advance()
 
     def dispatch(self) -> list[RequestOutput]:
@@ -305,8 +302,7 @@ class Engine:
         Raises:
             EngineDeadError, EngineAsleepError: as `step`.
         """
-        self.check_alive()
-        self._check_awake()
+        self._check_serving()
         return self._advance(completes=False)
 
     @property
@@ -336,12 +332,11 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counts and times since the engine was made. Also of a dead engine."""
-        num_compiled = self.runner.num_compiled + self._drafts.num_compiled
-        return engine_stats(
-            self._times, self.scheduler.stats, self.num_unfinished_requests, num_compiled, self._drafts.stats
-        )
+        unfinished, compiled = self.num_unfinished_requests, self.runner.num_compiled + self._drafts.num_compiled
+        return engine_stats(self._times, self.scheduler.stats, unfinished, compiled, self._drafts.stats)
 
-    def _check_awake(self) -> None:
+    def _check_serving(self) -> None:
+        self.check_alive()
         if self._is_suspended:
             raise EngineAsleepError(ASLEEP)
 

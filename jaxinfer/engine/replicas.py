@@ -187,13 +187,9 @@ class Replicas:
         return Work(max(1, len(ids)), output, keys)
 
     def _shares(self, params: SamplingParams | BeamSearchParams) -> bool:
-        """The request takes blocks from the prefix cache, and others find its own there; see `Request.reads_cache`."""
-        skips = isinstance(params, SamplingParams) and (
-            params.prompt_logprobs is not None
-            if params.skip_reading_prefix_cache is None
-            else params.skip_reading_prefix_cache
-        )
-        return self.config.cache.enable_prefix_caching and not skips
+        """The request takes blocks from the prefix cache, and others find its own there."""
+        reads = isinstance(params, BeamSearchParams) or params.reads_cache
+        return self.config.cache.enable_prefix_caching and reads
 
     def _noted(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
         for output in outputs:

@@ -125,9 +125,8 @@ class Request:
 
     @property
     def reads_cache(self) -> bool:
-        """It may take blocks from the prefix cache; by default not if its prompt is scored, which needs every logit."""
-        skips = self.params.skip_reading_prefix_cache
-        return not (self.params.prompt_logprobs is not None if skips is None else skips)
+        """See `SamplingParams.reads_cache`."""
+        return self.params.reads_cache
 
     @property
     def is_finished(self) -> bool:

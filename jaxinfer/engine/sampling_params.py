@@ -208,6 +208,13 @@ class SamplingParams:
             self.logit_bias = _biases(self.logit_bias)
 
     @property
+    def reads_cache(self) -> bool:
+        """A request may take blocks from the prefix cache; by default not if its prompt is scored, which needs every
+        logit."""
+        skips = self.skip_reading_prefix_cache
+        return not (self.prompt_logprobs is not None if skips is None else skips)
+
+    @property
     def is_greedy(self) -> bool:
         """The token with the largest (adjusted) logit is taken."""
         return self.temperature == 0.0

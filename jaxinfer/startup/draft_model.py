@@ -5,10 +5,8 @@ from functools import partial
 
 import jax
 
-from jaxinfer.cache_dir import default_cache_dir
 from jaxinfer.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from jaxinfer.checkpoint.load import load_params
-from jaxinfer.checkpoint.resolve import resolve_model
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import param_shapes
 from jaxinfer.planning.memory import kv_block_bytes
@@ -17,6 +15,7 @@ from jaxinfer.runner.draft_runner import DraftRunner
 from jaxinfer.runner.runner import ModelRunner
 from jaxinfer.speculation.draft_model import DraftModelProposer
 from jaxinfer.startup.args import EngineArgs
+from jaxinfer.startup.guesser import guesser_path
 from jaxinfer.startup.live_params import match_params
 from jaxinfer.startup.quantization import checked_options, named_method, quant_plan
 from jaxinfer.startup.resting_weights import RestingWeights
@@ -90,9 +89,7 @@ def open_draft(
     """
     checkpoint = None
     if options.model is not None:
-        token = None if args.hf_token is True else args.hf_token
-        path = resolve_model(options.model, revision=options.revision, token=token, cache_dir=default_cache_dir())
-        checkpoint = open_checkpoint(path)
+        checkpoint = open_checkpoint(guesser_path(args, options))
     model = options.model_config if checkpoint is None else checkpoint.model_config
     if not isinstance(model, ModelConfig):
         raise TypeError(f"model_config={model!r} of the draft model must be a jaxinfer.ModelConfig")

@@ -10,10 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.cache_dir import default_cache_dir
 from jaxinfer.checkpoint.eagle3_head import is_eagle3, read_eagle3, read_eagle3_config
 from jaxinfer.checkpoint.eagle_head import read_eagle, read_eagle_config
-from jaxinfer.checkpoint.resolve import resolve_model
 from jaxinfer.config import EagleTree
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.eagle import init_eagle
@@ -23,6 +21,7 @@ from jaxinfer.runner.eagle_runner import EagleRunner
 from jaxinfer.runner.runner import ModelRunner
 from jaxinfer.speculation.eagle import EagleProposer
 from jaxinfer.startup.args import EngineArgs
+from jaxinfer.startup.guesser import guesser_path
 from jaxinfer.startup.resting_weights import RestingWeights
 from jaxinfer.startup.speculation_options import SpeculativeOptions
 from jaxinfer.typing import Params
@@ -97,9 +96,7 @@ def open_eagle(args: EngineArgs, options: SpeculativeOptions, target: ModelConfi
             method.
         ConnectionError: it has to be downloaded and the network does not answer.
     """
-    assert options.model is not None
-    token = None if args.hf_token is True else args.hf_token
-    folder = resolve_model(options.model, revision=options.revision, token=token, cache_dir=default_cache_dir())
+    folder = guesser_path(args, options)
     if not folder.is_dir():
         raise ValueError(f"speculative model={str(options.model)!r} is a file; an EAGLE head is a folder")
     if is_eagle3(folder) != (options.method == "eagle3"):

@@ -1,6 +1,12 @@
 """Guesser: what a method of speculation loads, before it is loaded."""
 
+from pathlib import Path
 from typing import Protocol
+
+from jaxinfer.cache_dir import default_cache_dir
+from jaxinfer.checkpoint.resolve import resolve_model
+from jaxinfer.startup.args import EngineArgs
+from jaxinfer.startup.speculation_options import SpeculativeOptions
 
 
 class Guesser(Protocol):
@@ -27,3 +33,19 @@ class Guesser(Protocol):
             num_tokens: guesses for each, at most.
         """
         ...
+
+
+def guesser_path(args: EngineArgs, options: SpeculativeOptions) -> Path:
+    """Where the model or heads lie that the options name.
+
+    Args:
+        args: settings of the engine.
+        options: with a `model`.
+
+    Raises:
+        ValueError: there is none.
+        ConnectionError: it has to be downloaded and the network does not answer.
+    """
+    assert options.model is not None
+    token = None if args.hf_token is True else args.hf_token
+    return resolve_model(options.model, revision=options.revision, token=token, cache_dir=default_cache_dir())

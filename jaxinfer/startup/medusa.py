@@ -8,9 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.cache_dir import default_cache_dir
 from jaxinfer.checkpoint.medusa_heads import read_medusa, read_medusa_config
-from jaxinfer.checkpoint.resolve import resolve_model
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.medusa import MedusaConfig, config_of_medusa, medusa_shapes
 from jaxinfer.runner.medusa_runner import MedusaRunner
@@ -18,6 +16,7 @@ from jaxinfer.runner.runner import ModelRunner
 from jaxinfer.speculation.candidate_tree import Choices
 from jaxinfer.speculation.medusa import MedusaProposer
 from jaxinfer.startup.args import EngineArgs
+from jaxinfer.startup.guesser import guesser_path
 from jaxinfer.startup.live_params import match_tree
 from jaxinfer.startup.resting_weights import RestingWeights
 from jaxinfer.startup.speculation_options import SpeculativeOptions
@@ -84,8 +83,7 @@ def open_medusa(args: EngineArgs, options: SpeculativeOptions, target: ModelConf
     """
     folder = None
     if options.model is not None:
-        token = None if args.hf_token is True else args.hf_token
-        folder = resolve_model(options.model, revision=options.revision, token=token, cache_dir=default_cache_dir())
+        folder = guesser_path(args, options)
         if not folder.is_dir():
             raise ValueError(f"speculative model={str(options.model)!r} is a file; Medusa heads are a folder")
         heads = read_medusa_config(folder, target.vocab_size)
